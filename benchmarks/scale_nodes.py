@@ -94,7 +94,7 @@ def host_pids() -> list[int]:
     """The processes of the environment hosts."""
     found_pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        if b"host_main.py" in path.read_bytes():
+        if b"environment-host" in path.read_bytes():
             found_pids.append(int(path.parent.name))
     return found_pids
 
@@ -140,8 +140,9 @@ class Benchmark:
         print(f"{name:44} {value:12.3f}", flush=True)
 
     async def run(self) -> None:
-        from agentfly.ext.ray_cluster import Cluster, Share
-        from agentfly.training.cluster.env_hosts import EnvHosts, Settings
+        from agentfly.fleet.node_launcher import NodeLauncher
+        from agentfly.fleet.ray_cluster import Cluster, Share
+        from agentfly.training.cluster.env_hosts import EnvHosts
 
         began = time.perf_counter()
         nodes = Nodes(self.num_nodes)
@@ -158,9 +159,10 @@ class Benchmark:
         with Cluster.connect(nodes.address, note=print) as cluster:
             began = time.perf_counter()
             # A killed node's host is placed on another node, so each has room for more than one.
-            async with EnvHosts(cluster, [spec], Settings(self.num_nodes, Share(1.0)), note=print) as hosts:
+            launcher = NodeLauncher(cluster, Share(1.0))
+            async with EnvHosts(launcher, [spec], self.num_nodes, cluster.own.address, note=print) as hosts:
                 self.put("start/hosts_s", time.perf_counter() - began)
-                assert len({member.host.node.name for member in hosts.live if member.host}) == self.num_nodes
+                assert len({member.node for member in hosts.fleet.live}) == self.num_nodes
                 empty = pss_mb(host_pids())
                 async with open_environments(agent, make_plan(agent), self.environments, hosts=hosts.directory) as plan:
                     await self.stand(plan.manager, hosts)
@@ -170,7 +172,7 @@ class Benchmark:
                     await self.lose_a_node(plan, hosts, nodes)
                 assert list(hosts.directory.counts.values()) == [0] * self.num_nodes, hosts.directory.counts
                 await asyncio.sleep(2)  # the hosts report every second
-                left = sum(member.instances for member in hosts.live)
+                left = sum(member.instances for member in hosts.fleet.live)
                 assert left == 0, f"{left} environments are left"
         assert not host_pids()
         self.put("lost/environments_left", 0)
@@ -225,8 +227,9 @@ class Benchmark:
 
     async def lose_a_node(self, plan: Any, hosts: Any, nodes: Nodes) -> None:
         manager = plan.manager
-        victim = hosts.live[0]
-        name, on_it = victim.host.node.name, hosts.directory.counts[victim.address]
+        victim = hosts.fleet.live[0]
+        name = victim.node
+        on_it = next(count for host, count in hosts.directory.counts.items() if host.url == victim.url)
         running = asyncio.ensure_future(self._run(plan, "b-"))
         while len(manager.holders()) < 0.9 * self.environments:  # noqa: ASYNC110 - a benchmark
             await asyncio.sleep(0.1)

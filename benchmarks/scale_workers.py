@@ -14,9 +14,9 @@ from typing import Any
 from agentfly.build import build_agent, build_plan
 from agentfly.config import Config
 from agentfly.data import load_tasks
+from agentfly.fleet.launcher import LocalLauncher
 from agentfly.resources import Admission
 from agentfly.rollout import open_environments, run_chains
-from agentfly.training.workers.launcher import LocalLauncher
 from agentfly.training.workers.pool import WorkerPool
 
 HERE = Path(__file__).parent

@@ -18,6 +18,7 @@ import pytest
 
 import agentfly
 from agentfly.errors import ConfigError, DeadlineError, ToolError, WorldError
+from agentfly.fleet.launcher import SCRIPT
 from agentfly.resources import Budget, ResourceManager, Spec, spec_of
 from agentfly.resources.backends.hosts import on_hosts
 from agentfly.resources.hosts import HostAddress, HostDirectory
@@ -328,32 +329,26 @@ def test_a_wrong_token_is_refused() -> None:
 # ---- the program
 
 
-class Driver:
-    """The driver's end of a host's connection, without a cluster."""
+class Trainer:
+    """The trainer's end of a host's connection, without a fleet."""
 
     def __init__(self) -> None:
         self.server = socket.create_server(("127.0.0.1", 0))
         self.server.settimeout(60)
         self.reader = FrameReader()
-
-    def ticket(self, *specs: Spec, health_s: float = 6.0, **more: Any) -> dict[str, Any]:
         root = Path(__file__).parents[2]
-        return {
-            "path": [str(root), *sys.path],
-            "bind": "127.0.0.1",
-            "token": TOKEN,
-            "kinds": [kind_value(spec) for spec in specs],
-            "driver": ["127.0.0.1", self.server.getsockname()[1], "driver-token"],
-            "index": 0,
-            "attempt": 0,
-            "health_s": health_s,
-            **more,
-        }
+        self.ticket = {
+            "path": [str(root), *sys.path], "here": "127.0.0.1", "token": "trainer-token", "name": "environment host 0",
+            "index": 0, "attempt": 0, "health_s": 6.0, "address": ["127.0.0.1", self.server.getsockname()[1]],
+            "program": "agentfly.training.cluster.env_host_process:serve",
+        }  # fmt: skip
 
-    def accept(self) -> None:
+    def open(self, *kinds: dict[str, Any]) -> None:
+        """Let the process connect, and tell it what to lend."""
         self.connection, _ = self.server.accept()
         self.connection.settimeout(60)
-        assert self.next("hello")["token"] == "driver-token"
+        assert self.next("hello")["token"] == "trainer-token"
+        self.send("open", 7, {"kinds": list(kinds), "token": TOKEN})
 
     def next(self, kind: str) -> Any:
         """The value of the next message of this kind."""
@@ -362,59 +357,60 @@ class Driver:
                 if found == kind:
                     return value
 
-    def send(self, kind: str) -> None:
-        self.connection.sendall(pack_message([kind, 0, None]))
+    def send(self, kind: str, number: int = 0, value: Any = None) -> None:
+        self.connection.sendall(pack_message([kind, number, value]))
 
 
-def start(ticket: dict[str, Any], stdout: int | None = None) -> subprocess.Popen[bytes]:
-    script = Path(agentfly.__file__).parent / "resources" / "host_main.py"
-    words = [sys.executable, "-I", str(script)]
-    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=stdout, start_new_session=True)
+def start(trainer: Trainer) -> subprocess.Popen[bytes]:
+    life = os.pipe()[0]
+    words = [sys.executable, "-I", str(SCRIPT), str(life), str(os.getpid()), "environment-host-0"]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True, pass_fds=(life,))
     assert process.stdin is not None
     with process.stdin as stdin:
-        stdin.write(json.dumps(ticket).encode())
+        stdin.write(json.dumps(trainer.ticket).encode())
     return process
 
 
 def test_the_program_says_where_it_lends_reports_and_stops() -> None:
-    driver, spec = Driver(), spec_of(Worker, max=2)
-    process = start(driver.ticket(spec))
+    trainer, spec = Trainer(), spec_of(Worker, max=2)
+    process = start(trainer)
     try:
-        driver.accept()
-        url = driver.next("ready")["url"]
-        assert driver.next("status")["lag_s"] < 30
+        trainer.open(kind_value(spec))
+        url = trainer.next("reply")
+        assert trainer.next("status") == {"instances": 0}
 
         async def main() -> None:
             directory = HostDirectory(TOKEN, [HostAddress("host", url)])
             async with ResourceManager(None, on_hosts(spec, directory)) as manager, manager.lease([Worker], TASK) as lease:
                 assert await lease[Worker].pid() not in (os.getpid(), process.pid)
+                while (await asyncio.to_thread(trainer.next, "status"))["instances"] != 1:
+                    continue
 
         run(main)
-        driver.send("stop")
+        trainer.send("stop")
         assert process.wait(30) == 0
     finally:
         process.kill()
 
 
-def test_the_program_ends_with_its_driver() -> None:
-    driver = Driver()
-    process = start(driver.ticket(spec_of(Board)))
+def test_the_program_ends_with_its_trainer() -> None:
+    trainer = Trainer()
+    process = start(trainer)
     try:
-        driver.accept()
-        driver.next("ready")
-        driver.connection.close()
+        trainer.open(kind_value(spec_of(Board)))
+        trainer.next("reply")
+        trainer.connection.close()
         assert process.wait(30) == -signal.SIGKILL  # with its group
     finally:
         process.kill()
 
 
 def test_the_program_names_what_this_machine_lacks() -> None:
-    driver = Driver()
-    kind = {**kind_value(spec_of(Board)), "target": "no_such_package_here.env:Board"}
-    process = start(driver.ticket(kinds=[kind]))
+    trainer = Trainer()
+    process = start(trainer)
     try:
-        driver.accept()
-        name, text = driver.next("failed")
+        trainer.open({**kind_value(spec_of(Board)), "target": "no_such_package_here.env:Board"})
+        name, text, _ = trainer.next("error")
         assert name in ("ConfigError", "UnknownName", "MissingExtra")
         assert "no_such_package_here" in text
     finally:
@@ -422,20 +418,21 @@ def test_the_program_names_what_this_machine_lacks() -> None:
         process.wait(30)
 
 
-def test_a_host_whose_event_loop_is_blocked_still_reports_and_says_so() -> None:
-    driver, spec = Driver(), spec_of(Board, placement="loop", max=1)
-    process = start(driver.ticket(spec))
+def test_a_host_whose_event_loop_is_blocked_still_beats_and_sends_no_status() -> None:
+    trainer, spec = Trainer(), spec_of(Board, placement="loop", max=1)
+    process = start(trainer)
     try:
-        driver.accept()
-        url = driver.next("ready")["url"]
+        trainer.open(kind_value(spec))
+        url = trainer.next("reply")
 
         async def main() -> None:
             directory = HostDirectory(TOKEN, [HostAddress("host", url)])
             async with ResourceManager(None, on_hosts(spec, directory)) as manager, manager.lease([Board], TASK) as lease:
-                blocked = asyncio.ensure_future(lease[Board].block(3.0))
-                lags = [(await asyncio.to_thread(driver.next, "status"))["lag_s"] for _ in range(4)]
-                assert max(lags) > 1.0
+                blocked = asyncio.ensure_future(lease[Board].block(5.0))
+                while await asyncio.to_thread(kinds_in_a_second, trainer) != {"beat"}:
+                    assert not blocked.done()
                 assert await blocked == "done"
+                assert await asyncio.to_thread(trainer.next, "status") is not None
 
         run(main)
     finally:
@@ -443,15 +440,9 @@ def test_a_host_whose_event_loop_is_blocked_still_reports_and_says_so() -> None:
         process.wait(30)
 
 
-def test_started_by_hand_the_program_prints_its_address_and_ends_when_it_is_asked_to() -> None:
-    ticket = Driver().ticket(spec_of(Board))
-    del ticket["driver"]
-    process = start(ticket, stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        told = process.stdout.readline().decode()
-        assert told.startswith("lending Board at ws://127.0.0.1:")
-        process.terminate()
-        assert process.wait(30) == 0
-    finally:
-        process.kill()
+def kinds_in_a_second(trainer: Trainer) -> set[str]:
+    """What a process that beats once a second sends until its second beat."""
+    kinds: list[str] = []
+    while kinds.count("beat") < 2:
+        kinds += [kind for kind, _, _ in trainer.reader.values(trainer.connection.recv(1 << 16))]
+    return set(kinds)

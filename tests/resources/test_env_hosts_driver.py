@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,18 @@ import pytest
 
 import agentfly
 from agentfly.errors import ConfigError, EngineError, WorldError
+from agentfly.fleet.bare import software
+from agentfly.fleet.node_launcher import NodeLauncher
 from agentfly.resources import ResourceManager, spec_of
 from agentfly.resources.backends.hosts import on_hosts
 from agentfly.resources.hosts import HostDirectory
-from agentfly.training.cluster.env_hosts import EnvHosts, Settings
+from agentfly.training.cluster.env_hosts import EnvHosts
 
 from .test_env_hosts import run, until
 from .worlds import Board, Worker, task
 
 WAIT_S = 120
+LIFE = os.pipe()
 
 
 @dataclass(frozen=True)
@@ -36,12 +39,12 @@ class LocalNode:
 
 
 class LocalProcess:
-    node = ""
-
-    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
-        self.popen = popen
+    def __init__(self, host: LocalHost, popen: subprocess.Popen[bytes]) -> None:
+        self.host, self.popen, self.node = host, popen, host.node.name
 
     def ended(self) -> str | None:
+        if self.host.lost is not None:
+            return f"with its node {self.node} ({self.host.lost})"
         code = self.popen.poll()
         return None if code is None else f"(exit code {code})"
 
@@ -54,22 +57,28 @@ class LocalProcess:
 class LocalHost:
     """A host whose node is this machine."""
 
-    def __init__(self, node: LocalNode, about: Mapping[str, Any]) -> None:
-        self.node, self.about = node, dict(about)
+    def __init__(self, name: str, node: LocalNode, about: Mapping[str, Any]) -> None:
+        self.name, self.node, self.about = name, node, dict(about)
         self.processes: list[LocalProcess] = []
+        self.lost: str | None = None
 
-    def on_lost(self, call: Callable[[str], None]) -> None:
-        self.lose = call
+    def ask(self, what: str, *values: Any, timeout_s: float = 10.0) -> str:
+        if self.lost is not None:
+            raise EngineError(f"{self.name} is lost: {self.lost}")
+        return ""  # no reason why it could not reach this process
 
     def run(
         self, words: Sequence[str], *, environ: Mapping[str, str | None] | None = None, stdin: bytes = b"", log: str = ""
     ) -> LocalProcess:
-        end = words.index("{life}")
-        popen = subprocess.Popen(words[:end], stdin=subprocess.PIPE, start_new_session=True, cwd=self.about.get("folder"))
+        life, parent = words.index("{life}"), str(os.getpid())
+        popen = subprocess.Popen(
+            [*words[:life], str(LIFE[0]), parent, *words[life + 2 :]], stdin=subprocess.PIPE, start_new_session=True,
+            cwd=self.about["folder"], pass_fds=(LIFE[0],),
+        )  # fmt: skip
         assert popen.stdin is not None
         with popen.stdin as pipe:
             pipe.write(stdin)
-        self.processes.append(LocalProcess(popen))
+        self.processes.append(LocalProcess(self, popen))
         return self.processes[-1]
 
     def close(self) -> None:
@@ -97,13 +106,25 @@ class LocalCluster:
                 "path": [str(Path(__file__).parents[2]), *sys.path],
                 "address": "127.0.0.1",
                 "agentfly": str(Path(agentfly.__file__).parent),
+                "software": software(),
+                "folder": os.getcwd(),
                 **self.about,
             }
-            self.hosts.append(LocalHost(LocalNode(f"id-{number}", f"n{number}"), about))
+            self.hosts.append(LocalHost(name, LocalNode(f"id-{number}", f"n{number}"), about))
             return self.hosts[-1]
+
+    def note(self, sentence: str) -> None: ...
+    def doubt(self, node: LocalNode) -> None: ...
+    def suspect(self, node: LocalNode) -> None: ...
 
     def pids(self) -> list[int]:
         return [process.popen.pid for host in self.hosts for process in host.processes if process.popen.poll() is None]
+
+
+def env_hosts(cluster: LocalCluster, spec: Any, count: int, **settings: Any) -> EnvHosts:
+    share: Any = None
+    launcher = NodeLauncher(cluster, share)  # type: ignore[arg-type]
+    return EnvHosts(launcher, [spec], count, "127.0.0.1", **settings)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
@@ -113,7 +134,7 @@ def test_a_host_that_dies_is_placed_again_and_every_process_hears_of_it(how: sig
     other = HostDirectory()  # of another process that runs chains
 
     async def main() -> None:
-        hosts = EnvHosts(cluster, [spec], Settings(2, None, health_s=2.0), note=notes.append, on_change=other.take)
+        hosts = env_hosts(cluster, spec, 2, health_s=2.0, note=notes.append, on_change=other.take)
         async with hosts, ResourceManager(None, on_hosts(spec, hosts.directory)) as manager:
             assert list(other.counts) == list(hosts.directory.counts)
             leases = [await manager.acquire([Board], task(number), f"chain {number}") for number in range(6)]
@@ -130,18 +151,18 @@ def test_a_host_that_dies_is_placed_again_and_every_process_hears_of_it(how: sig
             await asyncio.gather(*calls, return_exceptions=True)
             for lease in leases:
                 await lease.release()
-            await until(lambda: len(hosts.live) == 2)
+            await until(lambda: hosts.fleet.restarts == 1 and len(hosts.fleet.live) == 2)
             assert list(other.counts) == list(hosts.directory.counts)
             assert victim not in cluster.pids()
             again = [await manager.acquire([Board], task(number), f"again {number}") for number in range(6)]
             assert min(hosts.directory.counts.values()) >= 1
             for lease in again:
                 await lease.release()
-            assert hosts.replaced == 1
+            assert hosts.fleet.restarts == 1
             assert manager.holders() == {}
         assert cluster.pids() == []
         assert list(other.counts) == []
-        assert any("it is placed again" in note for note in notes)
+        assert any("it is started again" in note for note in notes)
 
     run(main)
 
@@ -152,7 +173,7 @@ def test_a_kind_that_a_node_cannot_import_is_refused_before_the_first_chain(tmp_
 
     async def main() -> None:
         with pytest.raises(ConfigError, match=r"node n\d: .*tests"):
-            async with EnvHosts(cluster, [spec_of(Board)], Settings(2, None)):
+            async with env_hosts(cluster, spec_of(Board), 2):
                 pass
         assert cluster.pids() == []
 
@@ -164,7 +185,7 @@ def test_a_node_without_agentfly_is_named() -> None:
 
     async def main() -> None:
         with pytest.raises(ConfigError, match=r"node n0 has no AgentFly"):
-            async with EnvHosts(cluster, [spec_of(Board)], Settings(1, None)):
+            async with env_hosts(cluster, spec_of(Board), 1):
                 pass
 
     run(main)
@@ -174,19 +195,18 @@ def test_without_any_host_the_run_stops_with_a_sentence_and_not_with_lost_chains
     spec, cluster = spec_of(Board, max=2), LocalCluster()
 
     async def main() -> None:
-        settings = Settings(1, None, health_s=0.5)
         async with (
-            EnvHosts(cluster, [spec], settings) as hosts,
+            env_hosts(cluster, spec, 1, health_s=0.5) as hosts,
             ResourceManager(None, on_hosts(spec, hosts.directory)) as manager,
         ):
-            hosts._start_took_s = 0.0
-            cluster.room = False
+            hosts.fleet.start_took_s = 0.0
+            cluster.room, cluster.hosts[0].lost = False, "the node died"
             os.kill(cluster.pids()[0], signal.SIGKILL)
-            await until(lambda: not hosts.live)
+            await until(lambda: not hosts.fleet.live)
             with pytest.raises(ConfigError, match="no environment host has lived"):
                 await manager.acquire([Board], task(1), "a", WAIT_S)
             cluster.room = True
-            await until(lambda: bool(hosts.live))
+            await until(lambda: bool(hosts.fleet.live))
             async with manager.lease([Board], task(1), "b", WAIT_S) as lease:
                 assert await lease[Board].write("x") == 1
 
@@ -197,10 +217,10 @@ def test_the_loss_of_a_node_counts_as_the_loss_of_its_host_though_the_connection
     spec, cluster = spec_of(Worker, max=2), LocalCluster()
 
     async def main() -> None:
-        async with EnvHosts(cluster, [spec], Settings(1, None)) as hosts:
+        async with env_hosts(cluster, spec, 1) as hosts:
             (before,) = hosts.directory.counts
-            await asyncio.to_thread(cluster.hosts[0].lose, "was silent for 6.1 s")
-            await until(lambda: len(hosts.live) == 1 and hosts.replaced == 1)
+            cluster.hosts[0].lost = "was silent for 6.1 s"
+            await until(lambda: len(hosts.fleet.live) == 1 and hosts.fleet.restarts == 1)
             assert list(hosts.directory.counts) != [before]
 
     run(main)

@@ -96,10 +96,11 @@ def main() -> None:
     import torch
 
     import agentfly.learn.model.storage
-    import agentfly.training.workers.weights  # noqa: F401
+    import agentfly.training.workers.weights
+    import agentfly.training.workers.worker  # noqa: F401
     from agentfly.engines import open_engine
+    from agentfly.fleet.member_main import run_program
     from agentfly.resources.rpc.worker_main import tie_to
-    from agentfly.training.workers.worker import serve
 
     torch.set_num_threads(1)
     open_engine("pocket", device="cpu")  # imports what transformers imports late
@@ -121,7 +122,7 @@ def main() -> None:
             os.dup2(source, target)
         sys.path[:] = order["ticket"]["path"]
         tie_to(os.getppid(), life)
-        serve(order["ticket"])
+        run_program(order["ticket"])
 
 
 if __name__ == "__main__":

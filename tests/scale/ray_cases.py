@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentfly.errors import ConfigError, EngineError
-from agentfly.ext.ray_cluster import Cluster, Share
+from agentfly.fleet.ray_cluster import Cluster, Share
 from tests.scale.ray_local import LocalCluster, run_all, running, wait_for
 
 connected: list[Cluster] = []

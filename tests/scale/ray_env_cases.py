@@ -36,11 +36,11 @@ class Watched(env_hosts.EnvHosts):
         super().__init__(*values, **more)
         made.append(self)
 
-    def nodes(self) -> dict[str, env_hosts.Member]:
-        return {member.host.node.name: member for member in self.live if member.host is not None}
+    def nodes(self) -> dict[str, env_hosts.HostMember]:
+        return {member.node: member for member in self.fleet.live}
 
 
-def all_ended(members: list[env_hosts.Member]) -> bool:
+def all_ended(members: list[env_hosts.HostMember]) -> bool:
     return all(member.ended.done() for member in members)
 
 
@@ -60,19 +60,19 @@ def nodes_killed_and_frozen(local: LocalCluster) -> None:
 
     def harm(folder: Path) -> None:
         (hosts,) = made
-        wait_for(lambda: len(hosts.live) == HOSTS and sum(member.instances for member in hosts.live) >= 12)
+        wait_for(lambda: len(hosts.fleet.live) == HOSTS and sum(member.instances for member in hosts.fleet.live) >= 12)
         assert len(hosts.nodes()) == HOSTS
         for how, attack in (("killed", local.kill), ("frozen", local.freeze)):
             time.sleep(drawn.uniform(0.0, 2.0))
             name = drawn.choice(sorted(hosts.nodes()))
-            lost = [member for member in hosts.live if member.host is not None and member.host.node.name == name]
+            lost = [member for member in hosts.fleet.live if member.node == name]
             print(how, name, len(lost), "hosts with", sum(member.instances for member in lost), "environments", flush=True)
             began = time.monotonic()
             attack(name)
             wait_for(partial(all_ended, lost), what=f"that {name} is found lost")
             noticed_s = time.monotonic() - began
             print("noticed after", round(noticed_s, 1), "s:", lost[0].ended.result(), flush=True)
-            wait_for(lambda: len(hosts.live) == HOSTS, what="that all hosts live again")
+            wait_for(lambda: len(hosts.fleet.live) == HOSTS, what="that all hosts live again")
             print("replaced after", round(time.monotonic() - began, 1), "s on", sorted(hosts.nodes()), flush=True)
             told.append(name)
             assert name not in hosts.nodes()
@@ -84,7 +84,7 @@ def nodes_killed_and_frozen(local: LocalCluster) -> None:
     assert all("environment host" in str(chain.error) for chain in failed)
     assert result.history[-1]["resources/Room/failed"] >= len(failed)
     local.thaw(told[-1])
-    wait_for(lambda: not running("host_main.py"), what="that nothing is left, also on the node that thaws")
+    wait_for(lambda: not running("environment-host"), what="that nothing is left, also on the node that thaws")
 
 
 def samplers_hear_of_a_new_host(local: LocalCluster) -> None:
@@ -92,12 +92,13 @@ def samplers_hear_of_a_new_host(local: LocalCluster) -> None:
 
     def harm(folder: Path) -> None:
         (hosts,) = made
-        wait_for(lambda: len(hosts.live) == 2 and sum(member.instances for member in hosts.live) >= 8)
+        wait_for(lambda: len(hosts.fleet.live) == 2 and sum(member.instances for member in hosts.fleet.live) >= 8)
         time.sleep(drawn.uniform(0.0, 1.0))
-        os.kill(drawn.choice(running("host_main.py")), signal.SIGKILL)
-        wait_for(lambda: hosts.replaced == 1)
+        os.kill(drawn.choice(running("environment-host")), signal.SIGKILL)
+        wait_for(lambda: hosts.fleet.restarts == 1)
         wait_for(
-            lambda: len(hosts.live) == 2 and min(member.instances for member in hosts.live) > 0, what="a share of each host"
+            lambda: len(hosts.fleet.live) == 2 and min(member.instances for member in hosts.fleet.live) > 0,
+            what="a share of each host",
         )
 
     chains, _ = train(
@@ -106,7 +107,7 @@ def samplers_hear_of_a_new_host(local: LocalCluster) -> None:
     failed = [chain for chain in chains if chain.outcome is Outcome.WORLD_FAILURE]
     print("chains", Counter(chain.outcome.value for chain in chains), {chain.error for chain in failed}, flush=True)
     assert all("environment host" in str(chain.error) for chain in failed)
-    wait_for(lambda: not running("host_main.py"), what="that nothing is left")
+    wait_for(lambda: not running("environment-host"), what="that nothing is left")
 
 
 def train(local: LocalCluster, harm: Any, *, steps: int, **more: dict[str, Any]) -> tuple[list[Trajectory], Any]:

@@ -13,7 +13,7 @@ from typing import Any
 from tests.scale.held import checkpoint, hold_after, release, variables
 from tests.scale.ray_local import PATIENCE_S, LocalCluster, run_all, running, wait_for
 
-KEEPER = "ranks/process.py"
+KEEPER = "member_main.py"
 state: dict[str, Any] = {}
 
 

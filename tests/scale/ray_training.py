@@ -23,12 +23,13 @@ import pytest
 import agentfly
 from agentfly.cli import main
 from agentfly.errors import ConfigError
-from agentfly.ext.ray_cluster import Cluster
+from agentfly.fleet.node_launcher import NodeLauncher
+from agentfly.fleet.ray_cluster import Cluster
 from agentfly.health import diagnose
 from agentfly.runs import RunStore
 from agentfly.runs.checkpoints import list_checkpoints
 from agentfly.training.cluster import current_cluster, on_cluster
-from agentfly.training.cluster.samplers import RayLauncher
+from agentfly.training.cluster.checks import sampler_launcher
 from agentfly.training.cluster.status import show_status
 from agentfly.training.evaluation import evaluate_run
 from agentfly.training.loop import Trainer
@@ -38,7 +39,7 @@ from agentfly.watch.metrics import unknown
 from tests.scale.ray_local import PATIENCE_S, LocalCluster, run_all, running, wait_for
 from tests.tiny import ROWS, save_tiny_model
 
-WORKER = "workers/worker_main.py"
+WORKER = "member_main.py"
 folder: Path
 
 
@@ -107,9 +108,9 @@ def sentences(local: LocalCluster) -> None:
         own = config_of(local, "refused", sampler={"place": "own"})
         with pytest.raises(ConfigError, match="2 samplers with 1 CPU and 1 GPU each do not fit .* room for 0"):
             agentfly.train(own)
-        launcher = RayLauncher(cluster, config, folder / "logs")
+        launcher = sampler_launcher(cluster, config, folder / "logs")
         with pytest.raises(ConfigError, match=r"node \w+ cannot reach the trainer at 127\.0\.0\.1:9 .*refused.*firewall"):
-            launcher.start(0, {"address": ["127.0.0.1", 9], "attempt": 0})
+            launcher.start(0, {"name": "sampler 0", "index": 0, "address": ["127.0.0.1", 9], "attempt": 0})
         launcher.close()
         wait_for(lambda: not cluster.placed(), what="that its host is gone")
     assert not (folder / "runs" / "refused").exists(), "a run that was refused leaves no folder"
@@ -155,9 +156,9 @@ def driver_killed(local: LocalCluster) -> None:
     steps = int(list_checkpoints(run / "checkpoints")[-1].name.rpartition("-")[2]) + 4
     places: list[str] = []
     ways: list[str] = []
-    start, sender, collect = RayLauncher.start, WorkerEngine._sender, Trainer._collect
+    start, sender, collect = NodeLauncher.start, WorkerEngine._sender, Trainer._collect
 
-    def started(self: RayLauncher, *values: Any) -> Any:
+    def started(self: NodeLauncher, *values: Any) -> Any:
         process = start(self, *values)
         places.append(f"{process.host.about['pid']} {process.node}")
         return process
@@ -172,7 +173,7 @@ def driver_killed(local: LocalCluster) -> None:
         return await collect(self, step)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RayLauncher, "start", started)
+        patch.setattr(NodeLauncher, "start", started)
         patch.setattr(WorkerEngine, "_sender", sent)
         patch.setattr(Trainer, "_collect", kill_once)
         again = config_of(local, "killed", train={"steps": steps, "save_every": 4}, sampler=one)
@@ -207,7 +208,7 @@ def nodes_die(local: LocalCluster) -> None:
         return engines[-1]
 
     def joined() -> bool:
-        return (pool := engines[0].pool) is None or all(each.joined for each in pool.replicas)
+        return (pool := engines[0].pool) is None or all(each.live for each in pool.replicas)
 
     def harm(how: Callable[[str], None]) -> None:
         pool: Any = engines[0].pool

@@ -8,11 +8,21 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Mapping
 from typing import Any
 
 from agentfly import Action, BaseAgent, Completion, ToolCall, reward, tool
+from agentfly.fleet import link
+from agentfly.fleet.bare import software
 from agentfly.testing import ByteRenderer, GuessEnv, ScriptedEngine
+from agentfly.training.workers.worker import serve
 from agentfly.types import Request
+
+
+def serve_older(ticket: Mapping[str, Any]) -> None:
+    """A worker of another version."""
+    link.software = lambda: {**software(), "agentfly": "0.0.1"}  # type: ignore[assignment]
+    serve(ticket)
 
 
 def _is_there(path: str) -> bool:

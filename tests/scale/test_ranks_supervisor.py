@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
+import asyncio
 import os
 import signal
-import socket
 import stat
-import subprocess
 import sys
 import threading
 import time
@@ -20,9 +17,14 @@ from typing import Any
 import pytest
 
 from agentfly.errors import EngineError, RankError
+from agentfly.fleet.fleet import Fleet
+from agentfly.fleet.launcher import LocalLauncher
+from agentfly.fleet.link import Message
+from agentfly.training.cluster.ranks import KeeperRole, RankMember
 from agentfly.training.ranks import process, supervisor
 from agentfly.training.ranks.process import LocalRank, cpu_seconds, free_port, interface_of, start_rank
 from agentfly.training.ranks.supervisor import LocalRanks, supervise
+from tests.scale.forked import wait_until_gone
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
 
@@ -188,37 +190,57 @@ def test_a_signal_while_ranks_are_started_ends_the_program() -> None:
 
 
 class Kept:
-    """A keeper, the connection to it, and what it told."""
+    """A keeper with its rank, whose module `agentfly` is a program of the test. The fleet waits for no more than it says."""
 
     def __init__(self, folder: Path, program: str) -> None:
         (folder / "agentfly.py").write_text(program, encoding="utf-8")
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            listener.settimeout(60)
-            self.ticket = {
-                "supervisor": list(listener.getsockname()),
-                "token": "word",
-                "rank": 1,
-                "arguments": ["train", "run.toml"],
-                "folder": str(folder),
-                "node": "127.0.0.1",
-                "environ": {"PYTHONPATH": str(folder), "RANK": "1"},
-            }
-            words = [sys.executable, "-I", process.__file__]
-            self.process = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
-            assert self.process.stdin is not None
-            with self.process.stdin as stdin:
-                stdin.write(json.dumps(self.ticket).encode())
-            self.connection, _ = listener.accept()
-        self.connection.settimeout(60)
-        self.lines = self.connection.makefile("rb")
+        self.messages: list[tuple[str, Any]] = []
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+        kept = self
 
-    def told(self) -> Iterator[dict[str, Any]]:
-        for line in self.lines:
-            yield json.loads(line)
+        class Watched(KeeperRole):
+            def hear(self, member: RankMember, message: Message) -> None:
+                kept.messages.append((message.kind, message.value))
+                super().hear(member, message)
+
+        environ = {"PYTHONPATH": str(folder), "RANK": "1"}
+        order = {"rank": 1, "arguments": ["train", "run.toml"], "folder": str(folder), "environ": environ}
+        self.role = Watched([order])
+        self.fleet: Any = None
+
+    def open(self, folder: Path) -> Kept:
+        async def work() -> None:
+            self.fleet = Fleet(LocalLauncher(folder), self.role, 1)
+            await self.fleet.__aenter__()
+
+        self.do(work())
+        return self
+
+    def do(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(120)
+
+    @property
+    def member(self) -> RankMember:
+        member: RankMember = self.fleet.members[0]
+        return member
+
+    @property
+    def said(self) -> str:
+        return "".join(value for kind, value in self.messages if kind == "said")
+
+    def until(self, condition: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + 120
+        while not condition():
+            assert time.monotonic() < deadline, self.messages
+            time.sleep(0.02)
 
     def close(self) -> None:
-        self.lines.close()
-        self.connection.close()
+        if self.fleet is not None:
+            self.do(self.fleet.close())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(30)
 
 
 @pytest.fixture
@@ -227,66 +249,49 @@ def keep(tmp_path: Path) -> Iterator[Callable[[str], Kept]]:
 
     def start(program: str) -> Kept:
         made.append(Kept(tmp_path, program))
-        return made[-1]
+        return made[-1].open(tmp_path / "logs")
 
     yield start
     for each in made:
         each.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(each.process.pid, signal.SIGKILL)
-        each.process.wait()
 
 
 def test_a_keeper_runs_its_rank_with_the_drivers_arguments_and_says_what_it_printed_and_how_it_ended(keep) -> None:
     kept = keep("import os, sys\nprint(sys.argv[1:], os.getcwd(), os.environ['GLOO_SOCKET_IFNAME'])\nsys.exit(3)\n")
-    told = list(kept.told())
-    assert told[0] == {"token": "word", "rank": 1}
-    said = "".join(each.get("said", "") for each in told)
-    assert said == f"['train', 'run.toml'] {kept.ticket['folder']} lo\n"
-    assert told[-1] == {"ended": 3}
-    assert kept.process.wait(120) == 0
+    kept.until(lambda: kept.member.status is not None)
+    assert kept.member.status == 3
+    assert kept.said == f"['train', 'run.toml'] {kept.role._orders[0]['folder']} lo\n"
 
 
-def test_a_keeper_kills_its_rank_when_the_supervisor_is_gone(keep) -> None:
+@pytest.mark.parametrize("how", ["its connection is closed", "the fleet stops it"])
+def test_a_keeper_kills_its_rank_when_the_supervisor_is_gone(keep, how: str) -> None:
     kept = keep("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
-    pid = next(int(each["said"]) for each in kept.told() if "said" in each)
-    assert any("beat" in each for each in kept.told())
-    kept.close()
-    assert kept.process.wait(120) == 0
-    deadline = time.monotonic() + 120
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+    kept.until(lambda: kept.said.endswith("\n") and ("status", {"frozen": False}) in kept.messages)
+    if how == "the fleet stops it":
+        kept.do(kept.fleet.close())
+    else:
+        kept.loop.call_soon_threadsafe(kept.member.link.close)
+    assert wait_until_gone(int(kept.said))
+    assert wait_until_gone(kept.member.about["pid"])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_keeper_says_that_its_rank_is_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "SILENT_S", 1.0)
-    (tmp_path / "agentfly.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n", encoding="utf-8")
-    ours, theirs = socket.socketpair()
-    environ = {"PYTHONPATH": str(tmp_path)}
-    ticket = {"rank": 1, "arguments": [], "folder": str(tmp_path), "node": "127.0.0.1", "environ": environ}
-    keeper = process._Keeper(ticket, theirs)
-    running = threading.Thread(target=keeper.run)
-    running.start()
-    ours.settimeout(60)
-    with ours.makefile("rb") as lines:
-        assert any("frozen" in json.loads(line) for line in lines)
-    ours.close()
-    running.join(120)
-    assert not running.is_alive()
-    assert keeper._rank.status == -signal.SIGKILL
-    theirs.close()
+def test_a_keeper_says_that_its_rank_is_frozen(keep) -> None:
+    frozen = "import os, signal\nprint(os.getpid(), flush=True)\nos.kill(os.getpid(), signal.SIGSTOP)\n"
+    kept = keep(frozen)
+    kept.until(lambda: kept.member.frozen)
+    kept.do(kept.fleet.close())
+    assert wait_until_gone(int(kept.said))
 
 
-def test_a_keeper_that_reaches_nobody_says_so(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        address = list(closed.getsockname())
-    words = [sys.executable, "-I", process.__file__]
-    ended = subprocess.run(words, input=json.dumps({"supervisor": address}).encode(), stdout=subprocess.PIPE, timeout=60)
-    assert ended.returncode == 1
-    assert f"the supervisor at 127.0.0.1:{address[1]} cannot be reached".encode() in ended.stdout
+def test_a_rank_that_cannot_be_started_is_an_error(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, "")
+    kept.role._orders[0]["folder"] = str(tmp_path / "no such folder")  # type: ignore[index]
+    try:
+        with pytest.raises(EngineError, match="rank 1 did not start: .*the rank could not be started: .*no such folder"):
+            kept.open(tmp_path / "logs")
+    finally:
+        kept.close()
 
 
 def test_a_rank_in_the_keepers_process_group_is_killed_alone() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
-import socket
-import time
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,15 +14,16 @@ import pytest
 from agentfly.cli import main
 from agentfly.config import Config
 from agentfly.errors import ConfigError
-from agentfly.ext.ray_cluster import Node, Share
+from agentfly.fleet.link import Message
+from agentfly.fleet.ray_cluster import Node, Share
 from agentfly.runs import RunDirectory, RunStore
 from agentfly.runs.checkpoints import latest_checkpoint
-from agentfly.training.cluster import ranks
 from agentfly.training.cluster.ranks import (
+    KeeperRole,
+    RankMember,
     RemoteRank,
     check_folders,
     check_ranks,
-    greet,
     places_of,
     resumed_folder,
 )
@@ -201,85 +200,54 @@ def test_the_folder_of_a_resumed_run_is_found() -> None:
     assert resumed_folder(["train", "run.toml"]) is None
 
 
-def test_only_a_keeper_with_the_token_is_let_in() -> None:
-    def say(line: bytes) -> int | None:
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            theirs.sendall(line)
-            theirs.shutdown(socket.SHUT_WR)
-            return greet(ours, "secret")
-
-    assert say(b'{"token": "secret", "rank": 3}\n{"beat": true}\n') == 3
-    assert say(b'{"token": "other", "rank": 3}\n') is None
-    assert say(b'{"rank": 3}\n') is None
-    assert say(b"[]\n") is None
-    assert say(b"x" * 5000) is None
-    assert say(b"[" * 999 + b"\n") is None
-    assert say('{"token": "s\u00e9cret", "rank": 3}\n'.encode()) is None
-    assert say(b'{"token": "secret", "rank": Infinity}\n') is None
-    assert say(b"") is None
-
-
-def test_connections_that_say_nothing_hold_no_keeper_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "GREET_S", 3600.0)
-    monkeypatch.setattr(ranks, "MAX_GREETED", 8)
-    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as opened:
-        starter: Any = object.__new__(ranks.ClusterRanks)
-        starter._listener, starter._config = listener, Config.load(None, [])
-        for _ in range(20):
-            opened.enter_context(socket.create_connection(listener.getsockname()))
-        keeper = opened.enter_context(socket.create_connection(listener.getsockname()))
-        keeper.sendall(b'{"token": "secret", "rank": 1}\n')
-        process: Any = SimpleNamespace(host=FakeHost("b"), ended=lambda: None)
-        found: dict[int, RemoteRank] = {}
-        starter._fill(found, {1: process}, "secret")
-        assert list(found) == [1]
-        found[1].kill()
-
-
 @pytest.fixture
 def remote() -> Any:
-    """A rank on node b, and the keeper's end of its connection."""
-    ours, theirs = socket.socketpair()
-    process = SimpleNamespace(host=FakeHost("b"), ended=lambda: None)
-    rank = RemoteRank(2, process, ours, 6.0)  # type: ignore[arg-type]
+    """A rank on node b, whose keeper says what a test wants."""
+    loop = asyncio.new_event_loop()
 
-    def say(*messages: dict[str, Any]) -> None:
-        theirs.sendall(b"".join(json.dumps(each).encode() + b"\n" for each in messages))
-        rank.read()
+    async def made() -> RankMember:
+        return RankMember(1, 0)
 
-    with ours, theirs:
-        yield SimpleNamespace(rank=rank, say=say, process=process, keeper=theirs)
+    member = loop.run_until_complete(made())
+    process: Any = SimpleNamespace(node="b")
+    member.process = process
+    role = KeeperRole([])
+
+    def say(kind: str, value: Any) -> None:
+        role.hear(member, Message(kind, 0, value))
+
+    yield SimpleNamespace(rank=RemoteRank(member, lambda: None), say=say, lose=member.lose)
+    loop.close()
 
 
 def test_a_rank_on_another_node_is_lost_by_what_its_keeper_tells(remote: Any) -> None:
-    remote.say({"beat": True})
+    assert remote.rank.number == 2
+    remote.say("status", {"frozen": False})
     assert remote.rank.why_lost() is None
-    remote.say({"frozen": True})
+    remote.say("status", {"frozen": True})
     assert remote.rank.why_lost() == "on node b is frozen"
-    remote.say({"beat": True})
+    remote.say("status", {"frozen": False})
     assert remote.rank.why_lost() is None
-    remote.say({"ended": -9})
+    remote.say("ended", -9)
     assert (remote.rank.status, remote.rank.why_lost()) == (-9, "on node b was killed by SIGKILL")
 
 
 def test_a_mistake_on_another_node_is_no_loss_and_its_words_are_shown(remote: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    remote.say({"said": "error: no such"}, {"said": " file\nthe"}, {"ended": 2})
+    remote.say("said", "error: no such")
+    remote.say("said", " file\nthe")
+    remote.say("ended", 2)
     assert (remote.rank.status, remote.rank.why_lost()) == (2, None)
     assert capsys.readouterr().err == "[rank 2, node b] error: no such file\n[rank 2, node b] the\n"
 
 
-def test_a_rank_whose_connection_ends_is_lost(remote: Any) -> None:
-    remote.keeper.close()
-    remote.rank.read()
-    assert remote.rank.why_lost() == "was lost on node b: its connection was closed"
-    remote.process.ended = lambda: "with its node b (was silent for 6.2 s)"
-    assert remote.rank.why_lost() == "was lost with its node b (was silent for 6.2 s)"
-
-
-def test_a_rank_that_is_silent_for_too_long_is_lost(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = time.monotonic()
-    monkeypatch.setattr(ranks.time, "monotonic", lambda: now + 5.5)
-    assert remote.rank.why_lost() is None
-    monkeypatch.setattr(ranks.time, "monotonic", lambda: now + 7.0)
-    assert remote.rank.why_lost().startswith("on node b was silent for ")
+@pytest.mark.parametrize(
+    ("why", "sentence"),
+    [
+        ("closed its connection", "was lost on node b: its connection was closed"),
+        ("ended with its node b (the node died)", "was lost with its node b (the node died)"),
+        ("was silent for 6.2 s", "on node b was silent for 6.2 s"),
+    ],
+)
+def test_a_rank_is_lost_with_its_keeper(remote: Any, why: str, sentence: str) -> None:
+    remote.lose(why)
+    assert remote.rank.why_lost() == sentence

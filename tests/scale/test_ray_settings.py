@@ -12,12 +12,13 @@ import pytest
 
 from agentfly.config import Config
 from agentfly.errors import ConfigError, MissingExtra
-from agentfly.ext.ray_cluster import Cluster, Node, Share
-from agentfly.ext.ray_host import HostActor
+from agentfly.fleet.bare import software
+from agentfly.fleet.node_launcher import check_node
+from agentfly.fleet.ray_actor import HostActor
+from agentfly.fleet.ray_cluster import Cluster, Node, Share
 from agentfly.training.cluster import checks
-from agentfly.training.cluster.checks import check_files, check_room, check_software, needs, sampler_share, shares_of
+from agentfly.training.cluster.checks import check_files, check_room, needs, sampler_share, shares_of
 from agentfly.training.cluster.status import show_status
-from agentfly.training.workers.software import software
 
 
 @pytest.mark.parametrize(
@@ -106,16 +107,16 @@ class OtherNode:
 
 
 def test_other_software_on_a_node_is_refused() -> None:
-    check_software(OtherNode())  # type: ignore[arg-type]
+    check_node(OtherNode())  # type: ignore[arg-type]
     for name, version in (("python", "3.9"), ("torch", "1.0"), ("transformers", "none")):
         with pytest.raises(
             ConfigError, match=re.escape(f"node b has {name} {version}, but the trainer has {software()[name]}:")
         ):
-            check_software(OtherNode(**{name: version}))  # type: ignore[arg-type]
+            check_node(OtherNode(**{name: version}))  # type: ignore[arg-type]
     bare = OtherNode()
     bare.about["agentfly"] = None  # type: ignore[assignment]
     with pytest.raises(ConfigError, match="node b has no AgentFly"):
-        check_software(bare)  # type: ignore[arg-type]
+        check_node(bare)  # type: ignore[arg-type]
 
 
 def test_what_a_recipe_needs_on_every_node() -> None:
@@ -163,7 +164,7 @@ def test_the_status_is_shown_by_node_and_by_run() -> None:
     alive = {"alive": True, "cpus": [1, 4], "memory_gib": [2, 8], "gpus": [0, 1], "samplers": 2, "env_hosts": 1, "ranks": 0}
     dead = {"alive": False, "cpus": [0, 4], "memory_gib": [0, 8], "gpus": [0, 0], "samplers": 0, "env_hosts": 0, "ranks": 0}
     nodes = [{"name": "a", "address": "10.0.0.1", **alive}, {"name": "b", "address": "10.0.0.2", **dead}]
-    hosts = [{"name": f"sampler {i}", "node": "a"} for i in range(2)] + [{"name": "env host 0", "node": "a"}]
+    hosts = [{"name": f"sampler {i}", "node": "a"} for i in range(2)] + [{"name": "environment host 0", "node": "a"}]
     run = {
         "directory": "runs/x",
         "step": 3,

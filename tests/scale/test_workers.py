@@ -23,14 +23,15 @@ from agentfly.build import build_agent, build_plan
 from agentfly.config import Config
 from agentfly.data import load_tasks
 from agentfly.errors import ConfigError, EngineError
+from agentfly.fleet.fleet import FOLDER
+from agentfly.fleet.launcher import LocalLauncher
+from agentfly.fleet.link import pack
 from agentfly.resources import Admission, Environment
 from agentfly.resources.backends.spawn import make_locked_folder
 from agentfly.rollout import Plan, describe, open_environments, run_chains
 from agentfly.rollout.activity import Activities
 from agentfly.rollout.setup import environment_kinds
-from agentfly.training.workers.channel import pack
-from agentfly.training.workers.launcher import LocalLauncher
-from agentfly.training.workers.pool import FOLDER, WorkerPool, merge_figures
+from agentfly.training.workers.pool import WorkerPool, merge_figures
 from agentfly.types import Outcome, Task, Trajectory
 from tests.scale.forked import wait_until_gone
 
@@ -81,10 +82,10 @@ class Workers:
             time.sleep(0.02)
 
     def all_joined(self) -> bool:
-        return all(replica.joined for replica in self.pool.replicas)
+        return all(replica.live for replica in self.pool.replicas)
 
     def close(self) -> None:
-        self.do(self.pool.close())
+        self.do(self.pool.fleet.close())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(10)
 
@@ -146,7 +147,7 @@ def test_chains_are_spread_evenly_and_the_siblings_of_a_group_may_be_apart(worke
 def test_the_chains_of_a_worker_that_dies_or_freezes_run_once_more_elsewhere(
     workers: Workers, how: signal.Signals, tmp_path: Path
 ) -> None:
-    restarts, rerun = workers.pool.restarts, workers.pool.counts["rerun_chains"]
+    restarts, rerun = workers.pool.fleet.restarts, workers.pool.counts["rerun_chains"]
     victim = workers.pids()[0]
     handed: list[str] = []
     running = asyncio.run_coroutine_threadsafe(
@@ -154,7 +155,7 @@ def test_the_chains_of_a_worker_that_dies_or_freezes_run_once_more_elsewhere(
     )
     workers.until(lambda: all(len(replica.chains) == 6 for replica in workers.pool.replicas))
     os.kill(victim, how)
-    workers.until(lambda: not workers.pool.replicas[0].joined)
+    workers.until(lambda: not workers.pool.replicas[0].live)
     (tmp_path / "go").touch()
     found = running.result(60)
     assert [each.outcome for each in found] == [Outcome.FINISHED] * 12
@@ -162,7 +163,7 @@ def test_the_chains_of_a_worker_that_dies_or_freezes_run_once_more_elsewhere(
     assert f"process {victim}" not in {where(each) for each in found}
     assert workers.pool.counts["rerun_chains"] == rerun + 6
     assert wait_until_gone(victim)
-    workers.until(lambda: workers.pool.restarts == restarts + 1 and workers.all_joined())
+    workers.until(lambda: workers.pool.fleet.restarts == restarts + 1 and workers.all_joined())
     assert workers.pids()[0] != victim
     assert ("silent" if how == signal.SIGSTOP else "SIGKILL") in workers.notes[-1]
     (tmp_path / "go").unlink()
@@ -252,22 +253,26 @@ def test_the_environments_of_the_workers_are_counted_together(tmp_path: Path) ->
 def test_a_stranger_without_the_token_is_not_heard(workers: Workers, said: bytes, caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.settimeout(60)
-        stranger.connect(workers.pool._address)
+        stranger.connect(workers.pool.fleet.address)
         stranger.sendall(said)
         assert stranger.recv(1) == b""
     assert workers.all_joined()
     assert "Traceback" not in caplog.text
 
 
-def test_another_version_of_the_software_is_refused_by_name(workers: Workers) -> None:
-    replica = workers.pool.replicas[0]
-    software = dict(replica.about["software"])
-    try:
-        replica.about["software"] = {**software, "agentfly": "0.0.1"}
-        with pytest.raises(ConfigError, match=r"sampler 0 on .* has agentfly 0\.0\.1, but the trainer has"):
-            workers.pool._check_software(replica)
-    finally:
-        replica.about["software"] = software
+def test_another_version_of_the_software_is_refused_by_name(tmp_path: Path) -> None:
+    class Older(LocalLauncher):
+        def start(self, index: int, ticket: Any) -> Any:
+            program = "tests.scale.scripted:serve_older"
+            return super().start(index, {**ticket, "program": program})
+
+    async def work() -> None:
+        opening = {"config": Config.from_dict(CONFIG).to_toml(), "count": 1, "threads": 1, "chains": 4}
+        async with WorkerPool(Older(tmp_path), 1, opening):
+            raise AssertionError("it did start")
+
+    with pytest.raises(ConfigError, match=r"sampler 0 on .* has agentfly 0\.0\.1, but the trainer has"):
+        asyncio.run(work())
 
 
 def test_if_no_worker_lives_the_run_stops_with_a_sentence(workers: Workers, tmp_path: Path) -> None:
@@ -285,7 +290,7 @@ def test_if_no_worker_lives_the_run_stops_with_a_sentence(workers: Workers, tmp_
     async def work() -> None:
         opening = {"config": workers.config.to_toml(), "count": 1, "threads": 1, "chains": 4}
         async with WorkerPool(Once(tmp_path), 1, opening, health_s=3.0) as pool:
-            pool._start_took_s, pool.health_s = 0.0, 0.15
+            pool.fleet.start_took_s, pool.fleet.health_s = 0.0, 0.15
             admission = Admission(pool.room)
             pool.on_room(admission.wake)
             plan = replace(workers.bare, runner=pool, admission=admission)
@@ -321,7 +326,7 @@ def test_a_worker_that_dies_before_all_have_joined_is_started_again(workers: Wor
         notes: list[str] = []
         opening = {"config": workers.config.to_toml(), "count": 1, "threads": 1, "chains": 4}
         async with WorkerPool(Killed(tmp_path), 1, opening, note=notes.append) as pool:
-            assert pool.replicas[0].joined
+            assert pool.replicas[0].live
         return notes
 
     (note,) = asyncio.run(work())
@@ -333,7 +338,7 @@ def test_workers_outlive_a_pause_of_the_trainer_and_end_with_it(tmp_path: Path) 
 import asyncio
 from pathlib import Path
 from agentfly.config import Config
-from agentfly.training.workers.launcher import LocalLauncher
+from agentfly.fleet.launcher import LocalLauncher
 from agentfly.training.workers.pool import WorkerPool
 
 async def work():
@@ -342,7 +347,7 @@ async def work():
         print(*[replica.about["pid"] for replica in pool.replicas], flush=True)
         await asyncio.to_thread(input)
         await asyncio.sleep(1)
-        print(pool.restarts, sum(replica.joined for replica in pool.replicas), flush=True)
+        print(pool.fleet.restarts, sum(replica.live for replica in pool.replicas), flush=True)
         await asyncio.sleep(600)
 
 asyncio.run(work())
@@ -366,12 +371,12 @@ asyncio.run(work())
     trainer.stdin.close()
     trainer.stdout.close()
     assert all(wait_until_gone(pid, 60) for pid in pids)  # also the one that is frozen
-    (left,) = tmp_path.glob("agentfly-samplers-*")
+    (left,) = tmp_path.glob("agentfly-fleet-*")
     assert (left / "socket").exists()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(tmp_path))
         folder, lock = make_locked_folder(FOLDER)  # as the next run does
-        assert list(tmp_path.glob("agentfly-samplers-*")) == [folder]
+        assert list(tmp_path.glob("agentfly-fleet-*")) == [folder]
         _, second = make_locked_folder(FOLDER)
         assert folder.exists(), "its owner lives"
         for each in (lock, second):

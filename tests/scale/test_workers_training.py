@@ -183,7 +183,7 @@ def test_a_run_whose_workers_die_and_freeze_while_it_samples_ahead_keeps_its_boo
             pool: Any = engines[0].pool
             async with asyncio.timeout(120):
                 os.kill(ForkLauncher.pids[-1], how)
-                while pool.restarts < list(harms).index(step) + 1 or not all(each.joined for each in pool.replicas):
+                while pool.fleet.restarts < list(harms).index(step) + 1 or not all(each.live for each in pool.replicas):
                     await asyncio.sleep(0.02)
         return await original(self, step)
 
@@ -241,9 +241,9 @@ def test_a_worker_that_samples_from_other_weights_stops_the_run(
 
 def test_the_ledger_stops_a_run_in_which_a_replica_has_not_proven_the_version(folder: Path, tmp_path: Path) -> None:
     engine: Any = WorkerEngine(config_of(folder, tmp_path, "run", sampler={"replicas": 2}))
-    proven, behind = (SimpleNamespace(joined=True, index=i, name=f"sampler {i}", version=3 - i, stats={}) for i in range(2))
+    proven, behind = (SimpleNamespace(index=i, name=f"sampler {i}", version=3 - i, stats={}) for i in range(2))
     engine.version, engine.proofs = 3, {0: Proof(3, 0.0, 0.0), 1: Proof(2, 0.0, 0.0)}
-    engine.pool = SimpleNamespace(replicas=[proven, behind], stats=dict)
+    engine.pool = SimpleNamespace(fleet=SimpleNamespace(live=[proven, behind]), stats=dict)
     learner: Any = SimpleNamespace(version=3, model=engine.model)
     ledger = Ledger(max_logprob_gap=0.1, max_failed_share=0.5)
     with pytest.raises(InvariantError, match="no proof says"):

@@ -86,7 +86,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 def _cluster(arguments: argparse.Namespace) -> int:
     import json
 
-    from ..ext.ray_cluster import Cluster
+    from ..fleet.ray_cluster import Cluster
     from ..training.cluster.status import read_status, show_status
 
     with Cluster.connect(arguments.address, timeout_s=10.0) as cluster:

@@ -36,7 +36,7 @@ from ..config import Config
 from ..data import row_of
 from ..engines import engine_options
 from ..errors import ConfigError, DataError, InvariantError, StorageError
-from ..ext.ray_cluster import Cluster
+from ..fleet.ray_cluster import Cluster
 from ..plugins import missing_extra
 from ..runs import RunDirectory
 from ..training.loop import TrainResult

@@ -1,7 +1,7 @@
 """A run over the nodes of a Ray cluster: samplers, environment hosts and learner ranks are placed there as processes.
 
-Ray only places (`ext.ray_cluster`): chains, weights, calls of environments and gradients go over the connections that the same
-parts have on one machine. All parts of a run share one `Cluster`, because it keeps the books of what is reserved.
+Ray only places (`fleet.ray_cluster`): chains, weights, calls of environments and gradients go over the connections that the
+same parts have on one machine. All parts of a run share one `Cluster`, because it keeps the books of what is reserved.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ...config import Config
-from ...ext.ray_cluster import Cluster
+from ...fleet.ray_cluster import Cluster
 
 _lock = threading.Lock()
 _open: list[Cluster] = []

@@ -1,8 +1,8 @@
 """What must hold on the nodes of a cluster before a run trains there. Each check raises ConfigError with one sentence.
 
 Known before the model is opened: room for all processes, the software of every node, the packages and files that the recipe's
-agent, tools, reward and environment need there, and the folder of the model. When a sampler is placed, its node is asked
-whether it reaches the trainer (`samplers`).
+agent, tools, reward and environment need there, and the folder of the model. When a process is placed, its node is asked
+whether it reaches the trainer (`fleet.node_launcher`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ... import plugins
 from ...config import Config
 from ...engines import engine_options
 from ...errors import ConfigError, EngineError
-from ...ext.ray_cluster import Cluster, Host, Node, Share
-from ..workers.software import software
+from ...fleet.node_launcher import NodeLauncher, check_node
+from ...fleet.ray_cluster import Cluster, Host, Node, Share
 
 PACKAGES = {
     "agentfly.envs.scienceworld": ("scienceworld", "py4j"),
@@ -31,6 +31,11 @@ def sampler_share(config: Config, nodes: Sequence[Node]) -> Share:
     device = str(engine_options(config.agent.engine).get("device") or "cuda")
     gpus = sampler.place == "own" or (device.startswith("cuda") and any(node.gpus for node in nodes))
     return Share(sampler.cpus, sampler.memory_gib, float(sampler.gpus) if gpus else 0.0)
+
+
+def sampler_launcher(cluster: Cluster, config: Config, log_dir: Path) -> NodeLauncher:
+    """Starts samplers on the nodes."""
+    return NodeLauncher(cluster, sampler_share(config, cluster.nodes()), environ={"OMP_NUM_THREADS": None}, log_dir=log_dir)
 
 
 def learner_gpus(config: Config, nodes: Sequence[Node]) -> bool:
@@ -98,26 +103,13 @@ def _check_node(cluster: Cluster, config: Config, node: Node) -> str:
     except EngineError:
         return f"node {node.name} of the cluster does not answer: the run starts without it"
     try:
-        check_software(host)
+        check_node(host)
         check_files(host, config)
     except EngineError as error:
         return f"node {node.name} of the cluster could not be checked: {error}"
     finally:
         host.close()
     return ""
-
-
-def check_software(host: Host) -> None:
-    """Raises ConfigError if the node has other versions than the trainer: tokens and weights would not agree."""
-    theirs, name = host.about["software"], host.node.name
-    if host.about["agentfly"] is None:
-        raise ConfigError(f"node {name} has no AgentFly: install the same versions on every node")
-    for package, own in software().items():
-        if theirs.get(package) != own:
-            raise ConfigError(
-                f"node {name} has {package} {theirs.get(package)}, but the trainer has {own}: install the same versions on "
-                "every node"
-            )
 
 
 def check_files(host: Host, config: Config) -> None:

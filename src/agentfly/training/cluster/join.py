@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ...config import Config
-from ...ext.ray_cluster import Cluster, Share
+from ...fleet.ray_cluster import Cluster, Share
 from . import on_cluster
 from .checks import check_cluster, learner_gpus
 

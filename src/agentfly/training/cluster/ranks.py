@@ -1,44 +1,41 @@
 """Learner ranks over the nodes of a Ray cluster: rank 0 beside the supervisor, the others where there is room.
 
     supervisor --- socket --- rank 0, on the driver's node
-               --- TCP ------ keeper --- rank n, on the node of its host      (`ranks.process`)
+               --- fleet ---- keeper --- rank n, on the node of its host      (`ranks.keeper`)
 
-Ray reserves a share of a node for each rank and starts the keepers. Commands and gradients go over the ranks' own connections.
+Ray reserves a share of a node for each rank. Commands and gradients go over the ranks' own connections. The supervisor is not
+asynchronous: the fleet of keepers has a thread with an event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import json
 import os
-import queue
 import secrets
-import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ...config import Config
 from ...engines import engine_options
 from ...errors import ConfigError, EngineError, RankError
-from ...ext.ray_cluster import Cluster, Host, HostProcess, Node, Share
-from ...net.guard import same_token
-from ..ranks.process import FROZEN, QUIET, Rank, free_port, interface_variables, start_here, why_ended
-from .checks import check_files, check_room, check_software, shares_of
+from ...fleet.fleet import Fleet, Role
+from ...fleet.link import Message
+from ...fleet.member import Member
+from ...fleet.node_launcher import check_node, check_reach, run_on
+from ...fleet.ray_cluster import Cluster, Host, HostProcess, Node, Share
+from ..ranks.process import FROZEN, QUIET, SILENT_UNSEEN_S, Rank, free_port, interface_variables, start_here, why_ended
+from .checks import check_files, check_room, shares_of
 
+T = TypeVar("T")
+STOPPED = "was stopped"
 PLACE_S, PLACE_AGAIN_S = 60.0, 180.0
 """Seconds in which all ranks must find room: at the start, and after a loss, when a node may be replaced."""
-JOIN_S = 60.0
-"""Seconds in which every keeper must connect."""
-GREET_S = 5.0
-"""Seconds in which a connection must say whose it is."""
-MAX_GREETED = 256
-"""Connections that are heard at once; a further one ends the oldest."""
-KEEPER = "training/ranks/process.py"
-"""The keeper's program, in the folder of the package."""
 PASSED_ON = (
     "AGENTFLY_", "CUBLAS_", "GLOO_", "HF_", "HUGGINGFACE_", "NCCL_", "OMP_", "PYTHONPATH", "PYTORCH_", "TOKENIZERS_", "TORCH",
     "TRANSFORMERS_", "TRITON_",
@@ -46,67 +43,99 @@ PASSED_ON = (
 """Beginnings of the names of the driver's environment variables that hold on every node."""
 
 
-class RemoteRank:
-    """A rank on another node. Its keeper tells once a second that both live."""
+class RankMember(Member):
+    """The keeper of a rank on another node, and what it told of the rank."""
 
-    def __init__(self, number: int, process: HostProcess, channel: socket.socket, health_s: float) -> None:
-        self.number, self.process, self.channel = number, process, channel
-        self.host = process.host
-        self._health_s = health_s
-        self._heard = time.monotonic()
-        self._status: int | None = None
-        self._problem: str | None = None
-        self._frozen = self._closed = False
-        self._data, self._said = b"", ""
-        channel.setblocking(False)
+    def __init__(self, index: int, attempt: int) -> None:
+        super().__init__("rank", index, attempt)
+        self.status: int | None = None
+        self.frozen = False
+        self.unfinished_line = ""
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.index + 1}"
+
+
+class KeeperRole(Role[RankMember]):
+    """The keepers of the ranks on other nodes. `orders` is what each is told to start, rank 1 first."""
+
+    kind, noun = "rank", "keeper of a rank"
+    target = "agentfly.training.ranks.keeper:serve"
+    consequence = "all ranks are started again"
+    restarts = False
+    stuck_s = SILENT_UNSEEN_S
+
+    def __init__(self, orders: Sequence[Mapping[str, Any]]) -> None:
+        self._orders = orders
+
+    def member(self, index: int, attempt: int) -> RankMember:
+        return RankMember(index, attempt)
+
+    async def prepare(self, member: RankMember) -> None:
+        await member.call("open", self._orders[member.index])
+
+    def hear(self, member: RankMember, message: Message) -> None:
+        if message.kind == "status":
+            member.frozen = message.value["frozen"]
+        elif message.kind == "said":
+            *lines, member.unfinished_line = (member.unfinished_line + message.value).split("\n")
+            show(member, lines)
+        elif message.kind == "ended":
+            member.status = message.value
+            show(member, [member.unfinished_line] if member.unfinished_line else [])
+
+
+def show(member: RankMember, lines: Sequence[str]) -> None:
+    """Print what a rank has printed on its node."""
+    for line in lines:
+        print(f"[{member.name}, node {member.node}] {line}", file=sys.stderr, flush=True)
+
+
+class RemoteRank:
+    """A rank on another node, for the supervisor. `kill` ends its keeper, which ends the rank."""
+
+    def __init__(self, member: RankMember, kill: Callable[[], Any]) -> None:
+        self.number, self._member, self._kill = member.index + 1, member, kill
 
     @property
     def status(self) -> int | None:
-        return self._status
+        return self._member.status
 
     def read(self) -> Path | None:
-        """Take what the keeper has sent. Rank 0 alone names the run's folder: returns None."""
-        while not self._closed:
-            try:
-                data = self.channel.recv(65536)
-            except BlockingIOError:
-                break
-            except OSError:
-                data = b""
-            self._closed = not data
-            self._heard = time.monotonic()
-            *lines, self._data = (self._data + data).split(b"\n")
-            for line in lines:
-                self._take(json.loads(line))
+        """Rank 0 alone names the run's folder: returns None."""
         return None
 
-    def _take(self, message: Mapping[str, Any]) -> None:
-        self._frozen = "frozen" in message
-        self._status = message.get("ended", self._status)
-        self._problem = message.get("problem", self._problem)
-        *lines, self._said = (self._said + message.get("said", "")).split("\n")
-        if self._status is not None and self._said:
-            lines.append(self._said)
-        for line in lines:
-            print(f"[rank {self.number}, node {self.host.node.name}] {line}", file=sys.stderr, flush=True)
-
     def why_lost(self) -> str | None:
-        where = f"on node {self.host.node.name}"
-        if self._status is not None:
-            how = why_ended(self._status, self.number)
+        member, where = self._member, f"on node {self._member.node}"
+        if member.status is not None:
+            how = why_ended(member.status, self.number)
             return None if how is None else f"{where} {how}"
-        if self._problem is not None:
-            return f"{where}: {self._problem}"
-        if self._frozen:
-            return f"{where} {FROZEN}"
-        if self._closed or self.host.lost is not None:
-            return f"was lost {self.process.ended() or f'{where}: its connection was closed'}"
-        silent_s = time.monotonic() - self._heard
-        return f"{where} was silent for {silent_s:.1f} s" if silent_s > self._health_s else None
+        if not member.alive:
+            why = member.ended.result()
+            if why == "closed its connection":
+                return f"was lost {where}: its connection was closed"
+            return f"was lost {why.removeprefix('ended ')}" if why.startswith("ended ") else f"{where} {why}"
+        return f"{where} {FROZEN}" if member.frozen else None
 
     def kill(self) -> None:
-        """Close the connection: the keeper kills the rank. The host is closed by `ClusterRanks.release`."""
-        self.channel.close()
+        self._kill()
+
+
+class PlacedLauncher:
+    """Starts each process on a host that was placed before, the first on the first."""
+
+    takes_long = True
+
+    def __init__(self, hosts: Sequence[Host]) -> None:
+        self._hosts = hosts
+
+    def start(self, index: int, ticket: Mapping[str, Any]) -> HostProcess:
+        check_reach(self._hosts[index], ticket["address"])
+        return run_on(self._hosts[index], ticket, {})
+
+    def close(self) -> None:
+        """The hosts are closed by `ClusterRanks.release`."""
 
 
 class ClusterRanks:
@@ -122,12 +151,10 @@ class ClusterRanks:
         self._hosts: list[Host] = []
         self._avoid: set[str] = set()
         self._attempts = 0
-        try:
-            self._listener = socket.create_server((own.address, 0), backlog=config.learner.ranks)
-        except OSError as error:
-            raise ConfigError(
-                f"nothing can listen on {own.address}, the address of this node in the cluster: {error}"
-            ) from None
+        self._fleet: Fleet[RankMember] | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="agentfly-ranks", daemon=True)
+        self._thread.start()
 
     @classmethod
     def connect(cls, config: Config, note: Callable[[str], None]) -> ClusterRanks:
@@ -144,7 +171,8 @@ class ClusterRanks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._listener.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5.0)
         self._cluster.close()
 
     # -- an attempt ----------------------------------------------------------------------------------------------------------
@@ -163,6 +191,11 @@ class ClusterRanks:
 
     def release(self) -> None:
         """End the hosts of the other ranks, all at once. The share of rank 0 stays reserved."""
+        if self._fleet is not None:
+            lost = [member.index for member in self._fleet.members if not member.alive and member.ended.result() != STOPPED]
+            self._avoid |= {self._hosts[index].node.id for index in lost}
+            self._do(self._fleet.close())
+            self._fleet = None
         self._avoid |= {host.node.id for host in self._hosts if host.lost is not None}
         closing = [threading.Thread(target=host.close, daemon=True) for host in self._hosts]
         for thread in closing:
@@ -185,7 +218,7 @@ class ClusterRanks:
         self._hosts.sort(key=lambda host: (host.node.id != own, host.node.name))
 
     def _start(self, arguments: Sequence[str]) -> list[Rank]:
-        own, token = self._cluster.own, secrets.token_hex(16)
+        own = self._cluster.own
         assert self._own is not None
         places = places_of([self._own, *self._hosts])
         common = {
@@ -196,74 +229,36 @@ class ClusterRanks:
         if self._config.run.threads is None:
             common["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", f"{max(1, int(self._share.cpus))}")
         passed_on = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
-        ranks: list[Rank] = []
-        try:
-            processes: dict[int, HostProcess] = {}
-            for number, host in enumerate(self._hosts, start=1):
-                ticket = {
-                    "supervisor": list(self._listener.getsockname()[:2]),
-                    "token": token,
-                    "rank": number,
-                    "arguments": list(arguments),
-                    "folder": os.getcwd(),
-                    "node": host.node.address,
-                    "environ": {**passed_on, **common, **places[number], "RANK": f"{number}"},
-                }
-                words = [host.about["python"], "-I", "-X", "utf8", f"{host.about['agentfly']}/{KEEPER}"]
-                processes[number] = host.run(words, stdin=json.dumps(ticket).encode(), log=f"rank-{number}.log")
-            joined = self._accept(processes, token)
-            ranks += [joined[number] for number in sorted(joined)]
-            environ = {**QUIET, **interface_variables(own.address), **os.environ, **common, **places[0]}
-            ranks.insert(0, start_here(0, arguments, environ))
-        except BaseException:
-            for rank in ranks:
-                rank.kill()
-            raise
+        orders = [
+            {
+                "rank": number,
+                "arguments": list(arguments),
+                "folder": os.getcwd(),
+                "environ": {**passed_on, **common, **place, "RANK": f"{number}"},
+            }
+            for number, place in enumerate(places[1:], start=1)
+        ]
+        fleet = self._do(self._open(KeeperRole(orders), own.address))
+        ranks: list[Rank] = [RemoteRank(member, partial(self._end, fleet, member)) for member in fleet.members]
+        environ = {**QUIET, **interface_variables(own.address), **os.environ, **common, **places[0]}
+        ranks.insert(0, start_here(0, arguments, environ))
         self._note(f"{len(ranks)} ranks of the learner on {self._describe()}")
         return ranks
 
-    def _accept(self, processes: Mapping[int, HostProcess], token: str) -> dict[int, RemoteRank]:
-        """Wait until every keeper has connected. Raises EngineError if one does not."""
-        found: dict[int, RemoteRank] = {}
-        try:
-            self._fill(found, processes, token)
-        except BaseException:
-            for rank in found.values():
-                rank.kill()
-            raise
-        return found
+    async def _open(self, role: KeeperRole, address: str) -> Fleet[RankMember]:
+        health_s, note = self._config.cluster.health_s, self._note
+        fleet: Fleet[RankMember] = Fleet(
+            PlacedLauncher(self._hosts), role, len(self._hosts), health_s=health_s, address=address, note=note
+        )
+        self._fleet = fleet
+        return await fleet.__aenter__()
 
-    def _fill(self, found: dict[int, RemoteRank], processes: Mapping[int, HostProcess], token: str) -> None:
-        until = time.monotonic() + JOIN_S
-        greeted: queue.SimpleQueue[tuple[int | None, socket.socket]] = queue.SimpleQueue()
-        waiting: list[socket.socket] = []
-        self._listener.settimeout(0.2)
-        while len(found) < len(processes):
-            for number, process in processes.items():
-                if number not in found and (how := process.ended()) is not None:
-                    raise EngineError(f"rank {number} was lost {how}")
-            if time.monotonic() > until:
-                number = min(processes.keys() - found.keys())
-                host, port = self._listener.getsockname()[:2]
-                raise EngineError(
-                    f"rank {number} on node {processes[number].host.node.name} did not connect to {host}:{port} within "
-                    f"{JOIN_S:g} s"
-                )
-            with contextlib.suppress(TimeoutError, ConnectionError):
-                channel, _ = self._listener.accept()
-                if len(waiting) == MAX_GREETED:  # a flood: the oldest connection has had its time
-                    with contextlib.suppress(OSError):
-                        waiting.pop(0).shutdown(socket.SHUT_RDWR)
-                waiting.append(channel)
-                threading.Thread(target=lambda own: greeted.put((greet(own, token), own)), args=(channel,), daemon=True).start()
-            while not greeted.empty():
-                known, channel = greeted.get()
-                if channel in waiting:
-                    waiting.remove(channel)
-                if known is None or known not in processes or known in found:
-                    channel.close()
-                else:
-                    found[known] = RemoteRank(known, processes[known], channel, self._config.cluster.health_s)
+    def _end(self, fleet: Fleet[RankMember], member: RankMember) -> None:
+        self._loop.call_soon_threadsafe(fleet.end, member, STOPPED)
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the event loop of the fleet, which a signal may interrupt."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _describe(self) -> str:
         names = [self._cluster.own.name, *(host.node.name for host in self._hosts)]
@@ -275,32 +270,9 @@ class ClusterRanks:
         """Raises ConfigError if a node cannot take part, EngineError if it does not answer."""
         hosts = list({host.node.id: host for host in self._hosts}.values())
         for host in hosts:
-            address, port = self._listener.getsockname()[:2]
-            if why := host.ask("can_reach", address, port, timeout_s=15.0):
-                raise ConfigError(
-                    f"node {host.node.name} cannot reach the driver at {address}:{port} ({why}): let the nodes of the cluster "
-                    "reach each other's ports"
-                )
-            check_software(host)
+            check_node(host)
             check_files(host, self._config)
         check_folders(hosts, arguments, self._config)
-
-
-def greet(channel: socket.socket, token: str) -> int | None:
-    """Returns the rank whose keeper has connected, if it knows the token and says so within GREET_S."""
-    until = time.monotonic() + GREET_S
-    line = b""
-    try:
-        while not line.endswith(b"\n"):
-            channel.settimeout(max(0.01, until - time.monotonic()))
-            if not (data := channel.recv(1)) or len(line) > 1000:  # what follows the line belongs to the rank
-                return None
-            line += data
-        hello = json.loads(line)
-        known = same_token(str(hello["token"]), token)
-        return hello["rank"] if known and isinstance(hello["rank"], int) else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # the last: brackets in brackets
-        return None
 
 
 def check_ranks(nodes: Sequence[Node], own: Node, share: Share, config: Config) -> None:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import AgentFlyError
-from ...ext.ray_cluster import Cluster, Placed
+from ...fleet.ray_cluster import Cluster, Placed
 from . import current_cluster
 
-KINDS = {"sampler": "samplers", "env host": "env_hosts", "rank": "ranks"}
+KINDS = {"sampler": "samplers", "environment host": "env_hosts", "rank": "ranks"}
 """How hosts are counted, by their names without the number."""
 WORDS = {"samplers": "sampler", "env_hosts": "environment host", "ranks": "learner rank"}
 EVERY_S = 2.0

@@ -1,19 +1,13 @@
-"""One rank's process: starts it, hears its signs of life, sees whether it is frozen. Also the program that does so on a node.
+"""One rank's process on this machine: starts it, hears its signs of life, sees whether it is frozen.
 
-    supervisor --- TCP --- this file, run by path on another node --- socket --- rank
-
-Run by path it is a keeper: `python -I process.py` with a ticket on standard input. It starts one rank, tells the supervisor
-once a second that both live, and passes on what the rank prints and how it ended, as JSON lines. It kills the rank when the
-connection ends. It imports the standard library alone, so a keeper takes little memory beside its rank.
+this process --- socket --- rank      the supervisor on its machine, `keeper` on another node
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
-import selectors
 import signal
 import socket
 import struct
@@ -33,16 +27,13 @@ BEAT_S, SILENT_S, SILENT_UNSEEN_S = 1.0, 8.0, 60.0
 FROZEN = "is frozen"
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Variables of a rank, unless they are set: torch warns whenever a wait for rank 0's next command lasts some seconds."""
-CONNECT_S, UNACKNOWLEDGED_S = 15.0, 20.0
-"""Seconds that a keeper tries to reach the supervisor, and that what it sends may stay unacknowledged before it gives up."""
 SIOCGIFADDR = 0x8915
 
 
 class Rank(Protocol):
-    """One rank as the supervisor sees it. `channel` can be read when the rank has sent something."""
+    """One rank as the supervisor sees it."""
 
     number: int
-    channel: socket.socket
 
     @property
     def status(self) -> int | None:
@@ -76,6 +67,8 @@ class LocalRank:
             data = self.channel.recv(65536)
         except (BlockingIOError, ConnectionError):
             return None
+        if not data:
+            return None  # its end is closed
         self.heard = time.monotonic()
         self._line += data
         if self._line.count(b"\n") < 2:
@@ -183,93 +176,3 @@ def interface_variables(address: str) -> dict[str, str]:
     """
     name = interface_of(address)
     return {} if name is None else {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
-
-
-# ---- the keeper of a rank on another node ----------------------------------------------------------------------------------
-
-
-class _Keeper:
-    """Starts the rank of a ticket and speaks for it. The rank belongs to the keeper's process group."""
-
-    def __init__(self, ticket: Mapping[str, Any], connection: socket.socket) -> None:
-        self._connection = connection
-        environ = {**QUIET, **interface_variables(ticket["node"]), **os.environ, **ticket["environ"]}
-        self._rank = start_rank(
-            ticket["rank"],
-            [sys.executable, "-m", "agentfly", *ticket["arguments"]],
-            environ,
-            cwd=ticket["folder"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        assert self._rank.process.stdout is not None
-        self._output = self._rank.process.stdout.fileno()
-        os.set_blocking(self._output, False)
-
-    def run(self) -> None:
-        """Returns when the rank or the connection has ended."""
-        last = 0.0
-        try:
-            with selectors.DefaultSelector() as selector:
-                for source in (self._connection, self._rank.channel, self._output):
-                    selector.register(source, selectors.EVENT_READ)
-                while True:
-                    for key, _ in selector.select(0.2):
-                        if key.fileobj is self._connection:
-                            return  # the supervisor sends nothing, so it is gone
-                        if key.fileobj is self._rank.channel:
-                            self._rank.read()
-                        elif not self._pass_on():
-                            selector.unregister(self._output)  # the rank has closed it
-                    if self._rank.status is not None:
-                        break
-                    if time.monotonic() - last >= BEAT_S:
-                        last = time.monotonic()
-                        self._tell({"frozen": True} if self._rank.why_lost() == FROZEN else {"beat": True})
-            while self._pass_on():
-                pass
-            self._tell({"ended": self._rank.status})
-        except OSError:
-            return  # the supervisor cannot be reached any more
-        finally:
-            self._rank.kill()
-
-    def _pass_on(self) -> bool:
-        """Tell what the rank has printed. Returns whether there was something."""
-        try:
-            data = os.read(self._output, 65536)
-        except BlockingIOError:
-            return False
-        if data:
-            self._tell({"said": data.decode("utf-8", "replace")})
-        return bool(data)
-
-    def _tell(self, message: Mapping[str, Any]) -> None:
-        self._connection.sendall(json.dumps(message).encode() + b"\n")
-
-
-def main() -> int:
-    ticket = json.loads(sys.stdin.buffer.read())
-    host, port = ticket["supervisor"]
-    try:
-        connection = socket.create_connection((host, port), CONNECT_S)
-    except OSError as error:
-        print(f"the supervisor at {host}:{port} cannot be reached ({error})")
-        return 1
-    with connection:
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNACKNOWLEDGED_S * 1000))
-        connection.settimeout(UNACKNOWLEDGED_S)
-        connection.sendall(json.dumps({"token": ticket["token"], "rank": ticket["rank"]}).encode() + b"\n")
-        try:
-            keeper = _Keeper(ticket, connection)
-        except OSError as error:
-            connection.sendall(json.dumps({"problem": f"the rank could not be started: {error}"}).encode() + b"\n")
-            return 1
-        keeper.run()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,7 +2,7 @@
 
     supervisor --- socket --- rank 0      the trainer; its exit status is that of the command
                --- socket --- rank 1..    followers, on this machine
-               --- TCP ------ keeper --- rank 1..    followers on other nodes (cluster.address; `training.cluster.ranks`)
+               --- fleet ---- keeper --- rank 1..    followers on other nodes (cluster.address; `training.cluster.ranks`)
 
 A rank sends a byte every second, and rank 0 the run's folder once it is known. A rank that was killed, that failed, or that is
 silent for SILENT_S without using the CPU is lost: a process group cannot go on without it. All ranks are then killed at once
@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import selectors
 import signal
 import socket
 import sys
@@ -39,6 +38,7 @@ END_S = 5.0
 CAUSE_S = 1.0
 """Seconds in which the rank that was killed is looked for, after rank 0 has failed because of it."""
 LEAVE_S = 30.0
+LOOK_S = 0.1
 """Seconds that the other ranks have to end after rank 0."""
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 _PR_SET_PDEATHSIG = 1
@@ -158,29 +158,24 @@ def _tell(sentence: str) -> None:
 
 def _watch(group: list[Rank], directory: Path | None) -> tuple[str | None, Path | None]:
     """Wait until the run ends. Returns why it must be restarted, or None, and the run's folder."""
-    with selectors.DefaultSelector() as selector:
+    while True:
+        time.sleep(LOOK_S)
         for rank in group:
-            selector.register(rank.channel, selectors.EVENT_READ, rank)
-        while True:
-            for key, _ in selector.select(0.2):
-                told = key.data.read()
-                directory = told or directory
-                if key.data.status is not None:
-                    selector.unregister(key.fileobj)
-            own = group[0].status
-            if own is not None and own >= 0 and own != RANK_LOST:  # rank 0 has ended by itself
-                if own == 0:
-                    _leave(group)
-                    return None, directory
-                return _why_failed(group), directory
-            if any(rank.status == 2 for rank in group[1:]):  # a mistake of the user, which that rank has reported
+            directory = rank.read() or directory
+        own = group[0].status
+        if own is not None and own >= 0 and own != RANK_LOST:  # rank 0 has ended by itself
+            if own == 0:
+                _leave(group)
                 return None, directory
-            if any(rank.why_lost() is not None for rank in group):
-                rank, why = _cause(group)
-                failed = rank.number and (rank.status or 0) > 0 and group[0].status is None
-                if failed and _wait(lambda: group[0].status is not None, END_S):
-                    continue  # it had lost rank 0, which was about to end
-                return f"rank {rank.number} {why}", directory
+            return _why_failed(group), directory
+        if any(rank.status == 2 for rank in group[1:]):  # a mistake of the user, which that rank has reported
+            return None, directory
+        if any(rank.why_lost() is not None for rank in group):
+            rank, why = _cause(group)
+            failed = rank.number and (rank.status or 0) > 0 and group[0].status is None
+            if failed and _wait(lambda: group[0].status is not None, END_S):
+                continue  # it had lost rank 0, which was about to end
+            return f"rank {rank.number} {why}", directory
 
 
 def _cause(group: list[Rank]) -> tuple[Rank, str]:

@@ -6,6 +6,5 @@
     Learner -> WorkerEngine.publish  -- weights, probe ------>  engine.take_weights
                                      <- answer ---------------
 
-A turn of a chain costs no message: a chain is one message to the worker and one back. `Launcher` is what starts a worker
-process and says how it ended; everything else goes over one connection (`channel`).
+A turn of a chain costs no message: a chain is one message to the worker and one back. `fleet` starts and watches the processes.
 """

@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -27,18 +28,19 @@ from ...engines import engine_options
 from ...engines.options import AtUpdate
 from ...engines.prompt import Probe
 from ...errors import ConfigError, DeadlineError, EngineError, InvariantError
+from ...fleet.bare import machine
+from ...fleet.launcher import Launcher, LocalLauncher
 from ...resources import Admission
 from ...rollout import Plan
 from ...types import Completion, Proof, Request
+from ..cluster.checks import sampler_launcher
 from ..cluster.env_hosts import open_env_hosts
-from ..cluster.samplers import RayLauncher
-from .launcher import Launcher, LocalLauncher
 from .pool import Replica, WorkerPool, sampling_fields
-from .worker import machine, names_gpu
+from .worker import names_gpu
 
 if TYPE_CHECKING:
     from ...engines.copies import Bucket
-    from ...ext.ray_cluster import Cluster
+    from ...fleet.ray_cluster import Cluster
 
 EXACT_GAP, HALF_GAP = 0.01, 0.15
 """Largest mean difference of log-probs between learner and worker, in nats: float32, and half precision."""
@@ -49,7 +51,7 @@ class WorkerEngine:
 
     `weights()` yields the learner's weights in buckets; a learner of several ranks replaces it (`use_learner`). `transport` is
     for tests: by default it follows from where the learner and a worker are. `launcher(log_dir)` replaces processes of this
-    machine, and `host` is then the address at which their machines reach this one.
+    machine, and `address` is then where their machines reach this one.
     """
 
     reads: Literal["ids", "messages"] = "ids"
@@ -61,7 +63,7 @@ class WorkerEngine:
         *,
         launcher: Callable[[Path], Launcher] | None = None,
         transport: Literal["memory", "ipc", "broadcast"] | None = None,
-        host: str | None = None,
+        address: str | None = None,
     ) -> None:
         from ...engines.copies import LearnerCopy
 
@@ -88,7 +90,7 @@ class WorkerEngine:
         self.handover_s, self.handover_bytes = 0.0, 0
         self.weights: Callable[[], Iterator[Bucket]] = self.copy.weights
         self.pool: WorkerPool | None = None
-        self._launcher, self._transport, self._host = launcher, transport, host
+        self._launcher, self._transport, self._address = launcher, transport, address
         self._max_gap = options.get("max_gap")
         self._senders: dict[str, Any] = {}
         self._written = -1  # the version that the memory file holds
@@ -155,7 +157,7 @@ class WorkerEngine:
         }
 
     def _live(self) -> list[Replica]:
-        return [] if self.pool is None else [replica for replica in self.pool.replicas if replica.joined]
+        return [] if self.pool is None else self.pool.fleet.live
 
     # ---- opening
 
@@ -165,20 +167,18 @@ class WorkerEngine:
     ) -> AsyncIterator[Plan]:
         """Start the workers. Yields the plan with them as its runner. `trained`: a learner changes the weights."""
         config = self.config
-        if self._launcher is None:
-            launcher: Launcher = LocalLauncher(log_dir, gpu_environments(config, self._uses_gpus()))
-        else:
-            launcher = self._launcher(log_dir)
+        if (launch := self._launcher) is None:
+            launch = partial(LocalLauncher, environments=gpu_environments(config, self._uses_gpus()))
         limits = plan.limits
         pool = WorkerPool(
-            launcher,
+            launch(log_dir),
             config.sampler.replicas,
             self._opening(),
             health_s=config.cluster.health_s,
             stuck_s=max(10 * config.cluster.health_s, limits.chain_timeout_s + limits.score_timeout_s),
             bring_up=self._join if trained else None,
             note=note,
-            host=self._host,
+            address=self._address,
         )
         self.pool, self._loop = pool, asyncio.get_running_loop()
         try:
@@ -278,9 +278,9 @@ class WorkerEngine:
         assert pool is not None
         began = time.perf_counter()
         self._written = self._expected = -1  # the learner's weights have changed
-        await self._bring_up([replica for replica in pool.replicas if replica.joined])
-        while not any(replica.joined and replica.version == version for replica in pool.replicas):
-            await pool.news()  # all workers died: one that is started again is brought up with these weights
+        await self._bring_up(pool.fleet.live)
+        while not any(replica.version == version for replica in pool.fleet.live):
+            await pool.fleet.news()  # all workers died: one that is started again is brought up with these weights
         self.version = version
         proofs = [proof for proof in self.proofs.values() if proof.version == version]
         self._proof = max(proofs, key=lambda proof: proof.gap)
@@ -318,7 +318,7 @@ class WorkerEngine:
             try:
                 for sender, some in self._by_sender(list(proving)):
                     for replica, why in (await asyncio.to_thread(self._send, sender, some, version)).items():
-                        self.pool.end(replica, f"could not load the weights: {why}")
+                        self.pool.fleet.end(replica, f"could not load the weights: {why}")
                 await asyncio.gather(*(self._prove(replica, version) for replica in proving if replica.alive))
             finally:
                 for replica, future in proving.items():
@@ -357,10 +357,10 @@ class WorkerEngine:
             self.proofs.pop(replica.index, None)
             if failed > 1:
                 raise InvariantError(f"{replica.name}: {error}") from None
-            self.pool.end(replica, f"failed its proof: {error}")
+            self.pool.fleet.end(replica, f"failed its proof: {error}")
         except EngineError as error:
             self.proofs.pop(replica.index, None)
-            self.pool.end(replica, f"did not answer the probe: {error}")
+            self.pool.fleet.end(replica, f"did not answer the probe: {error}")
         else:
             self._failed_proofs.pop(replica.index, None)
             self.proofs[replica.index], replica.version = proof, version
@@ -398,7 +398,7 @@ class WorkerEngine:
             makers: dict[str, Callable[[], Any]] = {
                 "memory": MemorySender,
                 "ipc": lambda: IpcSender(device),
-                "broadcast": lambda: BroadcastSender(device, self._host or "127.0.0.1"),
+                "broadcast": lambda: BroadcastSender(device, self._address or "127.0.0.1"),
             }
             self._senders[kind] = makers[kind]()
         return self._senders[kind]
@@ -423,7 +423,7 @@ def use_workers(
         engine = WorkerEngine(config)
     else:
         own = cluster.own.address
-        engine = WorkerEngine(config, launcher=lambda log_dir: RayLauncher(cluster, config, log_dir), host=own)
+        engine = WorkerEngine(config, launcher=lambda log_dir: sampler_launcher(cluster, config, log_dir), address=own)
     agent.use_engine(engine, engine.renderer)
     return engine
 

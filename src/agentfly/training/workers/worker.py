@@ -1,21 +1,17 @@
 """A rollout worker: one replica of the sampler, with the environments and the chains that use it.
 
-    connection thread    beats, reads messages         a busy or blocked main thread does not make the worker look dead
-    main thread          the event loop of the chains
-    engine's thread(s)   sampling; new weights are copied in a separate thread
+connection thread    beats, reads messages         a busy or blocked main thread does not make the worker look dead
+main thread          the event loop of the chains
+engine's thread(s)   sampling; new weights are copied in a separate thread
 
-    hello --> "open": config -> agent, engine, environments --> "chain", "generate", "load", "bucket", "probe", ... --> "stop"
-
-The worker ends itself when the connection is lost, or the trainer is silent for ten times `health_s`.
+hello --> "open": config -> agent, engine, environments --> "chain", "generate", "load", "bucket", "probe", ... --> "stop"
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
-import threading
 import time
 import tomllib
 import traceback
@@ -33,6 +29,7 @@ from ...engines import engine_options
 from ...engines.options import CACHE_SIZES
 from ...engines.prompt import Probe
 from ...errors import ConfigError, EngineError
+from ...fleet.link import Connection, Message
 from ...protocols import PreparedEngine
 from ...resources.hosts import HostDirectory
 from ...resources.rpc.frames import MAX_ERROR_TEXT
@@ -42,59 +39,12 @@ from ...rollout.chain import Opening
 from ...rollout.scheduler import admission_timeout_s, fewer_collections, make_ready
 from ...runs.codec import encode
 from ...types import Request, Sampling, Task, Trajectory
-from .channel import Link, Message, beat_s, pack
-from .software import software
 
 STATUS_S = 0.5
 """Seconds between two reports of what the chains wait for."""
 OPENINGS = 256
 """Rendered prompts that are kept for sibling chains."""
 NO_TASK = Task("", ())
-
-
-def machine() -> str:
-    """Names this boot of this machine, so that the trainer knows whether it shares memory with a worker."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return f"{socket.gethostname()} {file.read().strip()}"
-    except OSError:
-        return socket.gethostname()
-
-
-class Connection(threading.Thread):
-    """The thread that holds the link to the trainer. `on_message(message)` is called in it."""
-
-    def __init__(self, ticket: Mapping[str, Any], on_message: Any) -> None:
-        super().__init__(name="agentfly-connection", daemon=True)
-        self._ticket, self._on_message = ticket, on_message
-        self._loop = asyncio.new_event_loop()
-        self._link = Link(lambda _, message: on_message(message), lambda _: die("the connection to the trainer was lost"))
-
-    def send(self, kind: str, message_id: int = 0, value: Any = None) -> None:
-        """Send a message, from any thread. Raises `codec.NotEncodable`."""
-        self._loop.call_soon_threadsafe(self._link.write, pack(kind, message_id, value))
-
-    def run(self) -> None:
-        try:
-            self._loop.run_until_complete(self._live())
-        except OSError as error:
-            die(f"the trainer cannot be reached at {self._ticket['address']}: {error}")
-
-    async def _live(self) -> None:
-        address, health_s = self._ticket["address"], self._ticket["health_s"]
-        async with asyncio.timeout(30):
-            if isinstance(address, str):
-                await self._loop.create_unix_connection(lambda: self._link, address)
-            else:
-                await self._loop.create_connection(lambda: self._link, *address)
-        hello = {name: self._ticket[name] for name in ("token", "index", "attempt")}
-        self._link.send("hello", 0, {**hello, "pid": os.getpid(), "machine": machine(), "software": software()})
-        pause = beat_s(health_s)
-        while self._link.silent_s < 10 * health_s:
-            self._link.send("beat")
-            await asyncio.sleep(pause)
-            self._link.silent_s += pause
-        die(f"the trainer was silent for {10 * health_s:g} s")
 
 
 class RolloutWorker:

@@ -1,7 +1,9 @@
 """A host of `ray_cluster` on its node: a Ray actor that starts child processes and says how they ended.
 
-`HostActor` is sent to the node by value, with this module. It uses nothing of AgentFly: the node may have another version, or
-none. A child holds the read end of a pipe of the actor, and the kernel kills its process group when the actor ends.
+`HostActor` is sent to the node by value, with this module and `bare`. It uses nothing else of AgentFly: the node may have
+another version, or none. The actor is not the program itself: Ray tells neither the signal nor the last words of an actor that
+ended, and what it had started would outlive it. A child holds the read end of a pipe of the actor, and the kernel kills its
+process group when the actor ends.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import tempfile
 import threading
 import time
 from typing import Any
+
+from .bare import how_ended, machine, software, tail
 
 # Ties a child to its actor and becomes the program: the kernel kills the child's group when the other end of LIFE is closed.
 # The last line reads the pipe, in case that it was closed before the signal was set up.
@@ -60,19 +63,8 @@ class HostActor:
 
     def about(self) -> dict[str, Any]:
         """What the trainer must know of this node."""
-        from importlib.metadata import PackageNotFoundError, version
-
         import ray
 
-        software = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
-        for name in ("agentfly", "torch", "transformers"):
-            try:
-                software[name] = version(name)
-            except PackageNotFoundError:
-                software[name] = "none"
-        boot = ""
-        with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = f" {file.read().strip()}"
         package = importlib.util.find_spec("agentfly")
         util: Any = ray.util
         return {
@@ -80,8 +72,8 @@ class HostActor:
             "python": sys.executable,
             "path": list(sys.path),
             "agentfly": os.path.dirname(package.origin) if package is not None and package.origin else None,
-            "software": software,
-            "machine": socket.gethostname() + boot,
+            "software": software(),
+            "machine": machine(),
             "address": util.get_node_ip_address(),
             "gpus": [str(each) for each in ray.get_gpu_ids()],
             "folder": self.folder,
@@ -120,22 +112,10 @@ class HostActor:
         assert popen.stdin is not None
         with contextlib.suppress(OSError), popen.stdin as pipe:  # it has ended already: the code below says how
             pipe.write(stdin)
-        code = popen.wait()
-        try:
-            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        except ValueError:
-            how = f"killed by signal {-code}"
-        printed = self.tail(path, began)
+        how = how_ended(popen.wait(), path, began)
         with self.changed:
-            self.ended[number] = f"({how})" + (f"; it said: {printed}" if printed else "")
+            self.ended[number] = how
             self.changed.notify_all()
-
-    def tail(self, path: str, began: int = 0) -> str:
-        """The end of a log."""
-        with contextlib.suppress(OSError), open(path, "rb") as file:
-            file.seek(max(began, os.path.getsize(path) - 2000))
-            return file.read().decode("utf-8", "replace").strip()[-500:]
-        return ""
 
     def kill(self, numbers: list[int]) -> None:
         """End children and their groups. Returns when they are gone."""
@@ -189,4 +169,4 @@ class HostActor:
 
     def ask_tail(self, log: str) -> str:
         """The end of a child's log."""
-        return self.tail(os.path.join(self.folder, log))
+        return tail(os.path.join(self.folder, log))

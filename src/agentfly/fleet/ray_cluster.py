@@ -8,7 +8,7 @@ Nothing is detached. When the trainer dies, Ray ends its actors; a child holds t
 SIGKILL from the kernel, with its process group, when the actor ends. A thread of the trainer asks every host for a beat; one
 that does not answer for `health_s` is lost, whatever Ray says (Ray itself needs a minute to notice a frozen node).
 
-`HostActor` (`ray_host`) is sent to the node by value: a node needs Ray, and AgentFly only for what is run there.
+`HostActor` (`ray_actor`) is sent to the node by value: a node needs Ray, and AgentFly only for what is run there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from typing import Any
 
 from ..errors import ConfigError, EngineError
 from ..plugins import missing_extra
-from .ray_host import HostActor
+from . import bare
+from .ray_actor import HostActor
 
 log = logging.getLogger(__name__)
 NAMESPACE = "agentfly"
@@ -108,6 +109,7 @@ class Cluster:
         self._doubts: dict[str, float] = {}
         self._fitted: set[Share] = set()
         self._lock = threading.Lock()  # guards the four above
+        self._choosing = threading.Lock()  # one host after the other, so that each counts for where the next one goes
         self._closed = threading.Event()
         self._own_id = ray.get_runtime_context().get_node_id()
         self._thread = threading.Thread(target=self._monitor, name="agentfly-cluster", daemon=True)
@@ -136,7 +138,8 @@ class Cluster:
                 _initialize(ray, address)
             _users += 1
         pickles: Any = ray.cloudpickle
-        pickles.register_pickle_by_value(sys.modules[HostActor.__module__])
+        for module in (bare, sys.modules[HostActor.__module__]):
+            pickles.register_pickle_by_value(module)
         return cls(ray, health_s=health_s, note=note)
 
     # ---- nodes
@@ -195,17 +198,17 @@ class Cluster:
         until = time.monotonic() + timeout_s
         last = ""
         while True:
-            node = self._choose(name, share, avoid, only)
-            if node is not None:
-                host, last = self._try(name, share, node, min(ANSWER_S, max(1.0, until - time.monotonic())))
-                if host is not None:
-                    return host
+            with self._choosing:
+                node = self._choose(name, share, avoid, only)
+                host = None if node is None else self._book(name, share, node)
+            if host is not None and not (last := self._start(host, min(ANSWER_S, max(1.0, until - time.monotonic())))):
+                return host
             if self._closed.is_set():
                 raise EngineError("the connection to the Ray cluster is closed")
             if time.monotonic() > until:
                 told = f"; {last}" if last else ""
                 raise EngineError(f"no node had {share} free for {name} within {timeout_s:g} s: {self._rooms()}{told}")
-            if node is None:
+            if host is None:
                 self._closed.wait(0.25)
 
     def _choose(self, name: str, share: Share, avoid: Collection[str], only: str | None) -> Node | None:
@@ -240,18 +243,21 @@ class Cluster:
 
         return min((node for node in nodes if node.id not in suspects and room(node)), key=load, default=None)
 
-    def _try(self, name: str, share: Share, node: Node, timeout_s: float) -> tuple[Host | None, str]:
-        """Returns the host, or None and why the node could not start it."""
-        ray = self._ray
-        number = next(self._numbers)
+    def _book(self, name: str, share: Share, node: Node) -> Host:
+        """A host that counts from now, although it is not started yet."""
+        host = Host(self, next(self._numbers), name, share, node)
+        with self._lock:
+            self._hosts[host.number] = host
+        return host
+
+    def _start(self, host: Host, timeout_s: float) -> str:
+        """Start a host. Returns why its node could not, and closes it then."""
+        ray, node, share = self._ray, host.node, host.share
         strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node.id, soft=False)
         reserved = (share.cpus, share.memory_gib, share.gpus)
-        host = Host(self, number, name, share, node)
-        with self._lock:
-            self._hosts[number] = host  # from now in the books, so that another thread does not use the same room
         try:
             host.actor = ray.remote(HostActor).options(
-                name="|".join(map(str, (self.run, number, name, node.id, *reserved))),
+                name="|".join(map(str, (self.run, host.number, host.name, node.id, *reserved))),
                 namespace=NAMESPACE,
                 num_cpus=share.cpus,
                 num_gpus=share.gpus,
@@ -272,10 +278,10 @@ class Cluster:
             with self._lock:
                 self._fitted.add(share)
                 host.ready = True
-            return host, ""
+            return ""
         host.close()
-        self.note(f"{name}: {why}")
-        return None, why
+        self.note(f"{host.name}: {why}")
+        return why
 
     def suspect(self, node: Node) -> None:
         """Place nothing on a node for a while: it does not answer."""
@@ -381,7 +387,7 @@ class Host:
         self.ends: dict[int, str] = {}
         self.silent_s = 0.0
         self.actor: Any = None
-        self._cluster, self._number = cluster, number
+        self._cluster, self.number = cluster, number
         self._numbers = itertools.count(1)
         self._calls: list[Callable[[str], None]] = []
         self._lock = threading.Lock()  # guards `lost` and `_calls`
@@ -448,11 +454,11 @@ class Host:
                 ray.kill(self.actor)
             except Exception as error:  # noqa: BLE001 - the connection may be gone; Ray then ends the actor with this process
                 log.debug("%s could not be ended: %s", self.name, error)
-        self._cluster.forget(self._number)
+        self._cluster.forget(self.number)
 
 
 class HostProcess:
-    """A child process on a node. Implements `training.workers.launcher.Launched`."""
+    """A child process on a node. Implements `fleet.launcher.Launched`."""
 
     def __init__(self, host: Host, number: int, pid: int) -> None:
         self.host, self.pid, self.node, self._number = host, pid, host.node.name, number

@@ -1,21 +1,26 @@
-"""The connection between the trainer and a worker: messages in frames of `resources.rpc.frames`.
+"""Both ends of the connection between a fleet and one of its processes: messages in frames of `resources.rpc.frames`.
 
     message    [kind, id, value]     id 0 expects no reply; "reply" and "error" carry the id of what they answer
 
-A worker's first message is "hello" with the token that its launcher gave it; the trainer closes any other connection. Both
-sides send "beat" about every second, so that each notices a peer that is frozen or unreachable.
+The first message of a process is "hello" with the token of its ticket; the fleet closes any other connection. Both sides send
+"beat" about every second, so that each notices a peer that is frozen or unreachable.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import os
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ...resources.rpc.frames import BadFrame, FrameLimits, FrameReader, pack_message
+from ..resources.rpc.frames import BadFrame, FrameLimits, FrameReader, pack_message
+from ..resources.rpc.worker_main import die
+from .bare import machine, software
 
 HELLO_LIMITS = FrameLimits(frame=1 << 16, values=1000, at_once=4)
 """What is read of a connection before its token is checked."""
+CONNECT_S = 30.0
 
 
 class Message(NamedTuple):
@@ -52,6 +57,7 @@ class Link(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self._on_message, self._on_lost = on_message, on_lost
         self._reader = FrameReader(limits)
+        self._closed = False
 
     def accept(self) -> None:
         """The peer has proven who it is: read messages of any size from it."""
@@ -67,7 +73,8 @@ class Link(asyncio.Protocol):
             self.transport.write(data)
 
     def close(self) -> None:
-        """Drop the connection."""
+        """Drop the connection, also one that is about to be made."""
+        self._closed = True
         if self.transport is not None:
             self.transport.abort()
 
@@ -76,6 +83,8 @@ class Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
+        if self._closed:
+            transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._on_lost(self)
@@ -96,3 +105,43 @@ def _check(value: Any) -> Message:
     if type(value) is list and len(value) == 3 and type(value[0]) is str and type(value[1]) is int:
         return Message(*value)
     raise BadFrame("it is not a message")
+
+
+class Connection(threading.Thread):
+    """In a process of a fleet: the thread that holds its link, so that a busy main thread does not make it look frozen.
+
+    `on_message(message)` is called in this thread. The process ends if the connection is lost, or the trainer is silent for ten
+    times `health_s`.
+    """
+
+    def __init__(self, ticket: Mapping[str, Any], on_message: Callable[[Message], Any]) -> None:
+        super().__init__(name="agentfly-connection", daemon=True)
+        self._ticket = ticket
+        self._loop = asyncio.new_event_loop()
+        self._link = Link(lambda _, message: on_message(message), lambda _: die("the connection to the trainer was lost"))
+
+    def send(self, kind: str, message_id: int = 0, value: Any = None) -> None:
+        """Send a message, from any thread. Raises `codec.NotEncodable`."""
+        self._loop.call_soon_threadsafe(self._link.write, pack(kind, message_id, value))
+
+    def run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._live())
+        except OSError as error:
+            die(f"the trainer cannot be reached at {self._ticket['address']}: {error}")
+
+    async def _live(self) -> None:
+        address, health_s = self._ticket["address"], self._ticket["health_s"]
+        async with asyncio.timeout(CONNECT_S):
+            if isinstance(address, str):
+                await self._loop.create_unix_connection(lambda: self._link, address)
+            else:
+                await self._loop.create_connection(lambda: self._link, *address)
+        hello = {name: self._ticket[name] for name in ("token", "index", "attempt")}
+        self._link.send("hello", 0, {**hello, "pid": os.getpid(), "machine": machine(), "software": software()})
+        pause = beat_s(health_s)
+        while self._link.silent_s < 10 * health_s:
+            self._link.send("beat")
+            await asyncio.sleep(pause)
+            self._link.silent_s += pause
+        die(f"the trainer was silent for {10 * health_s:g} s")

@@ -1,7 +1,7 @@
-"""Starts worker processes. `Launcher` is the protocol; `LocalLauncher` starts processes of this machine.
+"""Starts the processes of a fleet. `Launcher` is the protocol; `LocalLauncher` starts processes of this machine.
 
-A launcher knows nothing of chains, weights or configs. It starts `worker_main.py` with a ticket (the trainer's address, a
-token, the import path) and says how the process ended. A worker ends with the process that launched it: see `rpc.worker_main`.
+A launcher knows nothing of what runs in the processes. It starts `member_main.py` with a ticket and says how the process ended.
+A process ends with the one that launched it: see `member_main`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...errors import ConfigError, EngineError
+from ..errors import ConfigError, EngineError
+from .bare import how_ended
 
-SCRIPT = Path(__file__).parent / "worker_main.py"
+SCRIPT = Path(__file__).parent / "member_main.py"
 RANK_VARIABLES = (
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR",
     "MASTER_PORT",
 )  # fmt: skip
-"""Variables that describe the trainer as a rank of a group, to which a worker does not belong."""
+"""Variables that describe the trainer as a rank of a group, to which its processes do not belong."""
 
 
 class Launched(Protocol):
-    """A worker process that was started. `node` is the name of its node in a cluster, "" on this machine."""
+    """A process that was started. `node` is the name of its node in a cluster, "" on this machine."""
 
     node: str
 
@@ -39,24 +40,24 @@ class Launched(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts worker processes. `takes_long`: `start` takes seconds, so it is called in a thread."""
+    """Starts the processes of one fleet. `takes_long`: `start` takes seconds, so it is called in a thread."""
 
     takes_long: bool
 
     def start(self, index: int, ticket: Mapping[str, Any]) -> Launched:
-        """Start replica `index` and give it the ticket. Raises EngineError if no process can be started."""
+        """Start process `index` and give it the ticket. Raises EngineError if that fails, ConfigError if it always will."""
 
     def close(self) -> None:
         """Free what the launcher holds. All of its processes have ended."""
 
 
 class LocalLauncher:
-    """Processes of this machine. `log_dir` gets one file per replica with what its process prints.
+    """Processes of this machine. `log_dir` gets one file per index with what its processes print, such as `sampler-0.log`.
 
-    A worker has the environment variables of the trainer, without those of ranks, and those in `environments[index]`.
+    A process has the environment variables of this one, without those of ranks, and those in `environments[index]`.
     """
 
-    takes_long = False  # and a worker's parent-death signal belongs to the thread that starts it
+    takes_long = False  # and the parent-death signal of a process belongs to the thread that starts it
 
     def __init__(self, log_dir: Path, environments: Sequence[Mapping[str, str]] = ()) -> None:
         if os.name != "posix":
@@ -65,17 +66,18 @@ class LocalLauncher:
         self._life = os.pipe()
 
     def start(self, index: int, ticket: Mapping[str, Any]) -> LocalProcess:
-        kept = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
-        own = self._environments[index] if self._environments else {}
-        words = [sys.executable, "-I", "-X", "utf8", str(SCRIPT), str(self._life[0]), str(os.getpid())]
+        inherited = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
+        added = self._environments[index] if self._environments else {}
+        name = process_name(ticket)
+        words = [sys.executable, "-I", "-X", "utf8", str(SCRIPT), str(self._life[0]), str(os.getpid()), name]
         try:
             self._log_dir.mkdir(parents=True, exist_ok=True)
-            log = self._log_dir / f"sampler-{index}.log"
+            log = self._log_dir / f"{name}.log"
             with log.open("ab") as output:
                 began = output.tell()
                 popen = subprocess.Popen(
                     words,
-                    env={**kept, **own},
+                    env={**inherited, **added},
                     stdin=subprocess.PIPE,
                     stdout=output,
                     stderr=output,
@@ -96,7 +98,7 @@ class LocalLauncher:
 
 
 class LocalProcess:
-    """A worker process of this machine. It leads its own process group."""
+    """A process of this machine. It leads its own process group."""
 
     node = ""
 
@@ -109,12 +111,7 @@ class LocalProcess:
         code = self._popen.poll()
         if code is None:
             return None
-        try:
-            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        except ValueError:
-            how = f"killed by signal {-code}"
-        printed = self._tail()
-        return f"({how})" + (f"; it said: {printed}" if printed else "")
+        return how_ended(code, str(self._log), self._began)
 
     def kill(self) -> None:
         if self._popen.returncode is None:  # once it is reaped, its number may belong to another process
@@ -123,8 +120,7 @@ class LocalProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._popen.wait(timeout=5)
 
-    def _tail(self) -> str:
-        with contextlib.suppress(OSError), self._log.open("rb") as file:
-            file.seek(max(self._began, self._log.stat().st_size - 2000))
-            return file.read().decode("utf-8", "replace").strip()[-500:]
-        return ""
+
+def process_name(ticket: Mapping[str, Any]) -> str:
+    """Names a process in file names and lists of processes, such as "sampler-0"."""
+    return str(ticket["name"]).replace(" ", "-")

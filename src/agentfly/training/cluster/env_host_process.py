@@ -1,0 +1,50 @@
+"""What runs in the process of an environment host: it lends instances through `resources.rpc.host_server`.
+
+    hello --> "open" {kinds, token}: try out every kind, listen --> reply: the address --> lend, "status" {instances} --> "stop"
+
+The status is sent by the event loop, so an environment that blocks it does not go unnoticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from ...fleet.link import Connection, Message
+from ...resources.rpc.host_server import HostServer, kind_from
+
+STATUS_S = 0.25
+
+
+def serve(ticket: Mapping[str, Any]) -> None:
+    """Lend instances until the fleet says "stop". Does not return."""
+    asyncio.run(_serve(ticket))
+    os._exit(0)  # threads of the environments must not hold the process up
+
+
+async def _serve(ticket: Mapping[str, Any]) -> None:
+    loop = asyncio.get_running_loop()
+    inbox: asyncio.Queue[Message] = asyncio.Queue()
+    connection = Connection(ticket, lambda message: loop.call_soon_threadsafe(inbox.put_nowait, message))
+    connection.start()
+    opening = await inbox.get()
+    if opening.kind == "stop":
+        return
+    try:
+        kinds = map(kind_from, opening.value["kinds"])
+        async with HostServer(kinds, host=ticket["here"], token=opening.value["token"]) as server:
+            connection.send("reply", opening.id, server.url)
+            message = None
+            while message is None or message.kind != "stop":
+                connection.send("status", 0, {"instances": server.num_instances})
+                try:
+                    async with asyncio.timeout(STATUS_S):
+                        message = await inbox.get()
+                except TimeoutError:
+                    continue
+    except Exception as error:  # noqa: BLE001 - the trainer raises it, and ends this process
+        connection.send("error", opening.id, [type(error).__name__, str(error), traceback.format_exc()])
+        await inbox.get()
