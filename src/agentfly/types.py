@@ -659,6 +659,18 @@ class ReplicatedEngine(TrainableEngine, Protocol):
         """The metrics handover/* of the last publication, per replica."""
 
 
+@dataclass(frozen=True, slots=True)
+class TokenFit:
+    """Log-probs of each row's sampled tokens and, over those that test the sampler, sums of log-likelihood ratios.
+
+    `ratios` are those of other samplers, by name; `ids` those of samplers that draw one id more or less often, by how often.
+    """
+
+    logprobs: list[list[float]]
+    ratios: dict[str, float]
+    ids: dict[float, NDArray[Any]]
+
+
 class Learner(Protocol):
     """Updates the weights of `model`. `version` counts the changes."""
 
@@ -689,8 +701,8 @@ class Learner(Protocol):
     def logprobs(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[float]:
         """Returns the log-probs of a reply under the current weights, at the temperature that chains are sampled with."""
 
-    def reply_logprobs(self, prompt_ids: Sequence[int], replies: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Returns those of several replies to one prompt."""
+    def examine(self, samples: Sequence[Sample], drawn: int = 0) -> TokenFit:
+        """Returns those of the sampled tokens of several rows, and how the tokens of the last `drawn` rows fit."""
 
     def weights(self) -> Iterator[list[tuple[str, Any]]]:
         """Yield all weights in buckets of at most 1 GiB: full tensors by their names in the state dict, adapters merged."""
