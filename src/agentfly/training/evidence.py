@@ -148,9 +148,8 @@ class Drawn:
             self.ratios[name] = max(0.0, self.ratios.get(name, 0.0) + ratio - rounding)
         name = max(self.ratios, key=self.ratios.__getitem__)
         self.value, self.told = self.ratios[name] - math.log(len(self.ratios)), name
-        for often, ratio in fit.ids.items():
-            grown: Any = (self.ids.get(often, 0.0) + ratio - rounding).clip(min=0.0)
-            self.ids[often] = grown
+        for often, change in fit.ids.items():
+            grown = self.ids[often] = (change - rounding + self.ids.get(often, 0.0)).clip(min=0.0)
             found = float(grown.max()) - math.log(len(fit.ids) * len(grown))
             if found > self.value:
                 self.value, self.told = found, f"{often:g} times as many tokens of id {int(grown.argmax())}"
