@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agentfly.resources.sandbox import SandboxLimits, SandboxServer, SandboxSession
+from agentfly.sandbox import SandboxLimits, SandboxServer, SandboxSession
 
 NUMPY_CELL = "import numpy as np\na = np.arange(10_000.0).reshape(100, 100)\nfloat((a @ a.T).sum())"
 

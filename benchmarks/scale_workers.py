@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agentfly.build import build_agent, build_plan
 from agentfly.config import Config
 from agentfly.data import load_tasks
 from agentfly.resources import Admission
 from agentfly.rollout import open_environments, run_chains
-from agentfly.training.build import build_agent, build_plan
 from agentfly.training.workers.launcher import LocalLauncher
 from agentfly.training.workers.pool import WorkerPool
 

@@ -225,7 +225,7 @@ def _meaning(action: argparse.Action) -> str:
 
 def verl_table() -> str:
     """Every config key and what becomes of it in verl."""
-    from agentfly.training.verl.table import TABLE
+    from agentfly.verl.table import TABLE
 
     words = {"verl": "{}", "loop": "{}", "before": "{}", "refused": "only the default: {}"}
     rows = (

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from agentfly.api import full_key
 from agentfly.config import Config, RunSettings, keys, parse_override, to_toml
 from agentfly.errors import ConfigError
-from agentfly.training.api import full_key
 
 
 def load(tmp_path: Path, text: str, *overrides: str) -> Config:

@@ -14,6 +14,7 @@ from agentfly.cli import main
 from agentfly.errors import MissingExtra
 from agentfly.watch.progress import Progress
 from tests.published import write_games, write_gsm8k, write_questions, write_shop
+from tests.tiny import save_tiny_model
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.toml"))
 MINIATURE = [
@@ -24,6 +25,8 @@ MINIATURE = [
     "data.validation_count=2",
     "run.threads=1",
 ]
+POCKET_CONTEXT = 4096
+"""The longest `agent.max_context` of the recipes whose miniatures fit into the bundled model's 1,024 tokens."""
 WARM = ["warm_start.steps=1", "warm_start.num_demos=2", "warm_start.count=20"]
 
 
@@ -46,7 +49,10 @@ def test_a_recipe_runs_with_each_algorithm(recipe: Path, algorithm: str, tmp_pat
     whole = Config.load(recipe)
     small = MINIATURE + (WARM if whole.warm_start.demos else [])
     if whole.agent.model not in ("pocket", "pocket-worlds"):  # a larger model is an extra, and slow: the rest is run here
-        small = [*small, "agent.model=pocket"]
+        model = "pocket"
+        if (whole.agent.max_context or 0) > POCKET_CONTEXT:  # whole pages of a shop do not fit into the bundled model's context
+            model = str(save_tiny_model(tmp_path / "tiny", context=whole.agent.max_context))
+        small = [*small, f"agent.model={model}"]
     config = Config.load(recipe, [*small, f"algorithm={algorithm}", f"run.dir={tmp_path}", "run.name=mini"])
     try:
         result = agentfly.train(config, progress=Progress(1))

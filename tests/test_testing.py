@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from agentfly.errors import ConfigError, EngineError, WorldError
+from agentfly.protocols import Engine, Renderer
 from agentfly.testing import END_ID, ByteRenderer, GuessEnv, ScriptedEngine
-from agentfly.types import Completion, Engine, Message, Renderer, Request, Sampling, Task
+from agentfly.types import Completion, Message, Request, Sampling, Task
 
 
 def ask(engine: ScriptedEngine, session: str = "a", prompt: str = "x", **sampling) -> Completion:

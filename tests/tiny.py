@@ -15,7 +15,7 @@ from agentfly.pocket import model_dir
 ROWS = [{"question": f"Say something about {i}.", "answer": str(i)} for i in range(40)]
 
 
-def save_tiny_model(folder: Path, seed: int = 0, head_dim: int = 16) -> Path:
+def save_tiny_model(folder: Path, seed: int = 0, head_dim: int = 16, context: int = 512) -> Path:
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -29,7 +29,7 @@ def save_tiny_model(folder: Path, seed: int = 0, head_dim: int = 16) -> Path:
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=head_dim,
-        max_position_embeddings=512,
+        max_position_embeddings=context,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,

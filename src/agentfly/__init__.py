@@ -53,6 +53,7 @@ __all__ = ["__version__", *_PUBLIC]
 
 if TYPE_CHECKING:
     from .agents import BaseAgent, CodeAgent, ReactAgent, SearchAgent, ThinkAgent, ToolAgent
+    from .api import train
     from .config import Config
     from .data import load_tasks
     from .envs.check import check_env
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from .resources import Cost, Environment, ResourceManager
     from .rewards import Reward, reward
     from .tools import FromTask, Tool, tool
-    from .training import evaluate, sft, train
+    from .training import evaluate, sft
     from .types import Action, Completion, Event, Message, Outcome, RunResult, Sampling, Task, ToolCall, ToolResult, Trajectory
 
 

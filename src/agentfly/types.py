@@ -1,4 +1,4 @@
-"""The values that flow through one step, and the protocols of the parts that exchange them.
+"""The values that flow through one step. `protocols` says what the parts that exchange them promise.
 
 Values are dataclasses with slots that check themselves once. This module imports nothing heavy and reads no file.
 
@@ -11,12 +11,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args, overload, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, overload
 
+from . import old_names
 from .display import Displayed, chains_html, data_frame, trajectory_html
 from .errors import ConfigError, InvariantError
 
@@ -541,45 +540,6 @@ class RunResult(Displayed):
         return f"<RunResult {len(self.trajectories)} chains, {self.num_chains} per task: {mean}; {ends}; {self.seconds:.1f} s>"
 
 
-@runtime_checkable
-class Engine(Protocol):
-    """Samples tokens. `reads` says which half of a Request the engine uses; only an "ids" engine can be trained."""
-
-    reads: Literal["ids", "messages"]
-    version: int
-    max_context: int
-
-    async def generate(self, request: Request) -> Completion: ...
-
-    def release(self, session: str) -> None:
-        """The chain has ended: drop its KV cache."""
-
-    async def close(self) -> None: ...
-
-
-@runtime_checkable
-class BoundedEngine(Protocol):
-    """An engine that knows how many chains it serves well at once."""
-
-    capacity: int | None
-
-
-@runtime_checkable
-class PreparedEngine(Protocol):
-    """An engine that can do once, before a training, what would otherwise delay single steps."""
-
-    def prepare(self, num_chains: int | None = None) -> float:
-        """Prepare for so many concurrent chains. Returns the seconds that it took."""
-
-
-@runtime_checkable
-class RemoteEngine(Protocol):
-    """An engine behind a server."""
-
-    async def check_alive(self) -> None:
-        """Raises EngineError within seconds if the server does not answer."""
-
-
 @dataclass(frozen=True, slots=True)
 class Proof:
     """Evidence that an engine samples from `version`, by log-probs on a fixed prompt.
@@ -590,73 +550,6 @@ class Proof:
     version: int
     gap: float
     moved: float
-
-
-@runtime_checkable
-class TrainableEngine(Engine, Protocol):
-    """An engine whose weights a learner can update.
-
-    `model` is the torch module that the learner trains; reading it may load the module. If `shares_weights` is true, the
-    engine samples from that module itself. Otherwise it holds a copy, which `publish` replaces and `proof` then covers.
-
-    `at_update` says what happens to the replies in progress when new weights are published. "recompute": they go on with the
-    new weights, and their keys and values are computed again. "keep": they go on with the keys and values that they have.
-    "finish": they end first, and no reply starts meanwhile. Assigning a mode that the engine cannot do raises ConfigError. In
-    every mode a token carries the version of the weights that sampled it, and a new request uses no cache of older weights.
-    """
-
-    shares_weights: bool
-    proof: Proof | None
-    tokenizer: Any
-    at_update: Literal["recompute", "keep", "finish"]
-
-    @property
-    def model(self) -> Any: ...
-
-    def hold(self, timeout_s: float = 600.0) -> AbstractContextManager[None]:
-        """Inside the context no token is sampled from the module's weights, so the learner may change them.
-
-        The thread that holds the engine may call `publish`. Engines that hold a copy do nothing. Raises DeadlineError.
-        """
-
-    def publish(self, version: int) -> None:
-        """Sample from the module's current weights from now on, under this version."""
-
-    def stats(self) -> dict[str, float]:
-        """Counters since the engine was opened, the same names for every engine (see `engines.options.COUNTERS`)."""
-
-    def rest(self) -> None:
-        """Free device memory for the learner until the next `publish`. Engines that share weights do nothing."""
-
-
-@runtime_checkable
-class ReplicatedEngine(TrainableEngine, Protocol):
-    """A trainable engine whose replicas sample in other processes, together with the chains.
-
-    `proofs` are the newest of the replicas, by number. `exact`: replicas compute with the learner's own kernels. `unproven`
-    names the live replicas that have not proven the engine's version.
-    """
-
-    exact: bool
-    proofs: Mapping[int, Proof]
-
-    def open(self, plan: Any, log_dir: Any, note: Callable[[str], None]) -> Any:
-        """An async context manager that starts the processes and yields the plan with them as its runner."""
-
-    def use_learner(
-        self,
-        weights: Callable[[], Iterator[list[tuple[str, Any]]]],
-        score: Callable[[Sequence[int], float], list[float]],
-    ) -> None:
-        """Take weights and scores from a learner of several ranks, which does one thing at a time."""
-
-    def updating(self) -> AbstractContextManager[None]:
-        """Around an update of the learner and the `publish` that follows."""
-
-    def unproven(self) -> list[str]: ...
-
-    def handover_metrics(self) -> dict[str, float]:
-        """The metrics handover/* of the last publication, per replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -671,58 +564,6 @@ class TokenFit:
     ids: dict[float, NDArray[Any]]
 
 
-class Learner(Protocol):
-    """Updates the weights of `model`. `version` counts the changes."""
-
-    @property
-    def model(self) -> Any: ...
-
-    @property
-    def version(self) -> int: ...
-
-    @property
-    def half_updated(self) -> bool:
-        """Whether the last `update` raised after it had changed weights: they are then those of no step."""
-
-    def update(
-        self,
-        groups: Sequence[Sequence[Trajectory]],
-        check: Callable[[Mapping[str, float]], None] | None = None,
-        changing: Callable[[], object] | None = None,
-        window: int | None = None,
-    ) -> dict[str, float]:
-        """Improve the weights on one step's chains, siblings together. Returns metrics.
-
-        `check` receives the metrics that are known before the weights change. `changing` is called once after it, right before
-        the first change of weights that the engine samples from, and never if there is none. If either raises, the weights have
-        not changed. Tokens drawn by versions below `version - window` are not trained; None trains tokens of every version.
-        """
-
-    def logprobs(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[float]:
-        """Returns the log-probs of a reply under the current weights, at the temperature that chains are sampled with."""
-
-    def examine(self, samples: Sequence[Sample], drawn: int = 0) -> TokenFit:
-        """Returns those of the sampled tokens of several rows, and how the tokens of the last `drawn` rows fit."""
-
-    def weights(self) -> Iterator[list[tuple[str, Any]]]:
-        """Yield all weights in buckets of at most 1 GiB: full tensors by their names in the state dict, adapters merged."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-    def restore(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
-        """Load the weights of a checkpoint's folder and the learner's state in it."""
-
-
-@runtime_checkable
-class RecordingLearner(Protocol):
-    """A learner that knows what its last update did with each token."""
-
-    def token_records(self) -> list[TokenRecord]:
-        """One record per chain of the last `update`. Chains that were not trainable have none."""
-
-
 @quick_init
 @dataclass(frozen=True, slots=True)
 class Extension:
@@ -732,29 +573,5 @@ class Extension:
     restarts: bool = False
 
 
-@runtime_checkable
-class Renderer(Protocol):
-    """Messages to ids. `start` is the only full render of a chain; the cost of `extend` is that of the new messages."""
-
-    stop_ids: tuple[int, ...]
-
-    def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]: ...
-
-    def extend(
-        self,
-        messages: Sequence[Message],
-        num_new: int,
-        completion: Completion,
-        tools: Sequence[Mapping[str, Any]],
-    ) -> Extension:
-        """`messages[-num_new:]` follow the assistant message `messages[-num_new - 1]`, which `completion` sampled."""
-
-    def decode(self, ids: Sequence[int]) -> str: ...
-
-
-class Tracker(Protocol):
-    """Receives metrics."""
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None: ...
-
-    def close(self) -> None: ...
+if not TYPE_CHECKING:
+    __getattr__ = old_names.of(__name__)

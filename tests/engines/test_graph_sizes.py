@@ -13,7 +13,7 @@ from agentfly.engines.local.decode_batch import DecodeBatch
 from agentfly.engines.local.engine import QUIET_S
 from agentfly.engines.local.prefill import Prefiller
 from agentfly.errors import EngineError
-from agentfly.types import PreparedEngine
+from agentfly.protocols import PreparedEngine
 
 from .tiny import ask, prompt_of, run, until
 

@@ -10,7 +10,8 @@ import torch
 
 from agentfly.engines.local.engine import DEFAULT_SWITCH_S, SWITCH_S, tune
 from agentfly.errors import ConfigError, EngineError
-from agentfly.types import Engine, Request, Sampling
+from agentfly.protocols import Engine
+from agentfly.types import Request, Sampling
 
 from .tiny import END, ask, make_model, prompt_of, run, until
 

@@ -17,7 +17,7 @@ from agentfly.engines.local.slot_allocator import SlotAllocator
 from agentfly.engines.local.slot_scheduler import SlotScheduler
 from agentfly.engines.options import COUNTERS
 from agentfly.errors import ConfigError, DeadlineError, EngineError
-from agentfly.types import TrainableEngine
+from agentfly.protocols import TrainableEngine
 
 from . import tiny
 from .tiny import ask, check_pages, close_to, full_logprobs, make_model, prompt_of, until

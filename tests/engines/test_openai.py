@@ -10,7 +10,8 @@ import pytest
 from agentfly.engines import open_engine
 from agentfly.engines.openai import OpenAIEngine
 from agentfly.errors import ConfigError, EngineError
-from agentfly.types import Completion, Engine, Message, Request, Sampling, ToolCall
+from agentfly.protocols import Engine
+from agentfly.types import Completion, Message, Request, Sampling, ToolCall
 
 from .fake_server import chat_server, piece, said
 

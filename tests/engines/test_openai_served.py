@@ -16,7 +16,8 @@ from agentfly.engines.openai_served import ServedEngine
 from agentfly.engines.openai_server import ModelServer
 from agentfly.errors import ConfigError, EngineError, InvariantError
 from agentfly.net.client import RetryPolicy, Transient
-from agentfly.types import Completion, Engine, Request, Sampling, TrainableEngine
+from agentfly.protocols import Engine, TrainableEngine
+from agentfly.types import Completion, Request, Sampling
 from tests.close import assert_close_to_norm
 from tests.tiny import ROWS, save_tiny_model, tiny_agent
 

@@ -18,8 +18,8 @@ from agentfly.engines.local.families.miniature import REACH, make_miniature
 from agentfly.engines.local.families.support import check_config
 from agentfly.engines.local.load import load_model
 from agentfly.errors import ConfigError
+from agentfly.health.models import diagnose_model, is_model
 from agentfly.pocket import model_dir
-from agentfly.training.doctor.models import diagnose_model, is_model
 
 torch.set_num_threads(1)
 

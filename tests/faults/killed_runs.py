@@ -29,7 +29,8 @@ def phases() -> dict[str, tuple[Any, str]]:
     from agentfly.engines.local.engine import LocalEngine
     from agentfly.learn.learner import PolicyLearner
     from agentfly.runs import RunStore
-    from agentfly.training import checkpoint, saving
+    from agentfly.runs import checkpoints as checkpoint
+    from agentfly.training import saving
     from agentfly.training.loop import Trainer
 
     return {
@@ -114,8 +115,8 @@ def main(folder: Path, seed: int) -> None:
     import torch
     import transformers.models.llama.modeling_llama  # noqa: F401 - imported once, not by every fork
 
-    import agentfly.training.api  # noqa: F401
-    from agentfly.training.checkpoint import find_checkpoint
+    import agentfly.api  # noqa: F401
+    from agentfly.runs.checkpoints import find_checkpoint
 
     torch.set_num_threads(1)
     model = save_tiny_model(folder / "model")

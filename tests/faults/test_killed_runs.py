@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from agentfly.health import diagnose
 from agentfly.runs import RunStore
-from agentfly.training.doctor import diagnose
 from tests.faults.killed_runs import STEPS
 
 # Durations, and roundings: of the sampler's log-probs, as chains are batched as they come, and of the check of the optimizer's

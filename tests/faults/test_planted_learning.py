@@ -21,6 +21,7 @@ from agentfly.engines.local import LocalEngine, decode_batch
 from agentfly.engines.local import sampler as local_sampler
 from agentfly.engines.local.replica import make_replica
 from agentfly.errors import InvariantError
+from agentfly.health import diagnose, replay
 from agentfly.learn import learner as learning
 from agentfly.learn.algorithms import objective
 from agentfly.learn.experience import Experience
@@ -29,7 +30,6 @@ from agentfly.learn.model.lora import LoraLinear
 from agentfly.learn.optim import Optimizer
 from agentfly.rollout import chain as rollout_chain
 from agentfly.training import evidence, loop
-from agentfly.training.doctor import diagnose, replay
 from tests.tiny import ROWS, save_tiny_model, tiny_agent
 
 Patch = pytest.MonkeyPatch

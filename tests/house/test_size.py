@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.house import rooms
-from tests.house.reading import FILES, SRC, inside, lines_of_code, module_name, room_of, tree_of
+from tests.house.reading import FILES, ROOT, SRC, inside, lines_of_code, module_name, room_of, tree_of
 
 Functions = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -102,3 +104,9 @@ def test_values_without_a_type_become_fewer() -> None:
 
 def test_values_without_a_type_are_counted() -> None:
     assert count_any("def f(x: Any, y: int = 1, z: Anything) -> None: ...") == 1
+
+
+def test_the_script_of_figures_counts_the_lines_that_the_limits_count() -> None:
+    done = subprocess.run([sys.executable, ROOT / "scripts" / "house_figures.py"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert f" / {sum(sizes_of_rooms().values()):,} |" in done.stdout

@@ -16,6 +16,7 @@ from tokens import encode_demo
 from world_demos import WORLDS, as_demo, chunk, dialogues, prompt_of, worlds_named
 
 import agentfly
+from agentfly.build import build_agent
 from agentfly.config import Config
 from agentfly.data import load_tasks
 from agentfly.envs.scienceworld import java
@@ -24,7 +25,6 @@ from agentfly.errors import ConfigError
 from agentfly.learn.samples import to_samples
 from agentfly.pocket import model_dir
 from agentfly.render import HFRenderer
-from agentfly.training.build import build_agent
 from agentfly.training.demonstrations import to_trajectory
 from agentfly.watch.progress import Progress
 from tests.close import assert_close_to_norm

@@ -14,9 +14,10 @@ import pytest
 from render_families import FAMILIES, TOOLS, completion, make_tokenizer, template_text
 
 from agentfly.errors import ConfigError, InvariantError
+from agentfly.protocols import Renderer
 from agentfly.render import HFRenderer
 from agentfly.render.template import ChatTemplate
-from agentfly.types import Message, Renderer, ToolCall
+from agentfly.types import Message, ToolCall
 
 U = Message("user", "Hi")
 CALL = ToolCall("multiply", {"a": 2, "b": 3}, "call00000")

@@ -22,7 +22,7 @@ from agentfly.resources.rpc.frames import (
     pack_error,
     pack_value,
 )
-from agentfly.resources.sandbox.limits import CellResult
+from agentfly.sandbox.limits import CellResult
 from agentfly.types import ToolResult
 
 from .worlds import TASK

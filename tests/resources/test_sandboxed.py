@@ -13,8 +13,8 @@ import pytest
 from agentfly.agents import ReactAgent
 from agentfly.errors import ConfigError, WorldError
 from agentfly.resources import ResourceManager, Spec, spec_of
-from agentfly.resources.sandbox.shared_server import SERVERS
 from agentfly.rewards import reward
+from agentfly.sandbox.shared_server import SERVERS
 from agentfly.testing import ByteRenderer, GuessEnv, ScriptedEngine
 from agentfly.tools import tool
 from tests.sandbox.conftest import kernel_forbids
@@ -124,7 +124,7 @@ def test_pools_with_the_same_options_share_a_server_which_ends_with_the_loop() -
 
 
 def test_a_tier_that_does_not_work_is_refused_and_no_weaker_one_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    from agentfly.resources.sandbox.server import SandboxServer
+    from agentfly.sandbox.server import SandboxServer
 
     async def fail(self: SandboxServer) -> None:
         await self.close()

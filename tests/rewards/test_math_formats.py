@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentfly.envs.code.reward import code_answer
-from agentfly.rewards.math_answer import extract_answer, find_answers, math_equal
-from agentfly.rewards.math_words import SCALES
+from agentfly.rewards.math.math_answer import extract_answer, find_answers, math_equal
+from agentfly.rewards.math.math_words import SCALES
 
 NUMBERS = [3, 7, 18, 42, 100, 365, 999, 1000, 1430, 70000, 1234567, 2500000]
 

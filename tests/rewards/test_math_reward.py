@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentfly.rewards import as_reward
-from agentfly.rewards.math_answer import extract_answer, last_boxed, math_equal, same_answer
-from agentfly.rewards.math_parse import read_math
-from agentfly.rewards.math_value import exact_value
+from agentfly.rewards.math.math_answer import extract_answer, last_boxed, math_equal, same_answer
+from agentfly.rewards.math.math_parse import read_math
+from agentfly.rewards.math.math_value import exact_value
 from agentfly.types import Message
 
 EQUAL = [

@@ -15,7 +15,7 @@ import pytest
 
 from agentfly.errors import ConfigError, MissingExtra
 from agentfly.rewards import as_reward
-from agentfly.rewards.math_answer import math_equal
+from agentfly.rewards.math.math_answer import math_equal
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("math_verify") is None, reason="math-verify is not installed: pip install 'agentfly[math-verify]'"

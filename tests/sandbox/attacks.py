@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agentfly.resources.sandbox import SandboxLimits
+from agentfly.sandbox import SandboxLimits
 
 SMALL = SandboxLimits(memory_mb=128, disk_mb=8, inodes=500, processes=10, files=64, cpu_s=60, output_chars=2000)
 PRELUDE = """

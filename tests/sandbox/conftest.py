@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agentfly.errors import ConfigError
-from agentfly.resources.sandbox import SandboxServer
+from agentfly.sandbox import SandboxServer
 
 from .attacks import SMALL
 

@@ -30,7 +30,7 @@ def as_another_user() -> subprocess.CompletedProcess[str] | None:
 
 async def attack_all(folder: str) -> None:
     """Print the name of every attack that got through."""
-    from agentfly.resources.sandbox import SandboxServer
+    from agentfly.sandbox import SandboxServer
 
     from .attacks import ATTACKS, PRELUDE, SMALL
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agentfly.resources.sandbox import SandboxLimits
+from agentfly.sandbox import SandboxLimits
 
 LIMITS = SandboxLimits(memory_mb=128, disk_mb=8, inodes=2000, processes=10, files=128, cpu_s=60, output_chars=2000, grace_s=0.5)
 PRELUDE = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentfly.resources.sandbox.runtime.cgroup import Cgroups, _remove_tree, _try_v2
+from agentfly.sandbox.runtime.cgroup import Cgroups, _remove_tree, _try_v2
 
 
 def test_each_hierarchy_gets_its_limits_and_swap_does_not_lift_them() -> None:

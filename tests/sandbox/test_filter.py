@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agentfly.resources.sandbox.runtime.seccomp import _ARCH, _ARGUMENT_CALLS, CLONE3, DENIED, METADATA, NEWEST, assemble
-from agentfly.resources.sandbox.runtime.syscalls import _NUMBERS
+from agentfly.sandbox.runtime.seccomp import _ARCH, _ARGUMENT_CALLS, CLONE3, DENIED, METADATA, NEWEST, assemble
+from agentfly.sandbox.runtime.syscalls import _NUMBERS
 
 ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
 COLUMN = {"x86_64": 0, "aarch64": 1}

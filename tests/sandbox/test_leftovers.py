@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from agentfly.errors import WorldError
-from agentfly.resources.sandbox import SandboxServer
+from agentfly.sandbox import SandboxServer
 
 from .attacks import SMALL
 from .conftest import bench, kernel_forbids
@@ -124,7 +124,7 @@ def test_random_kills_cancels_and_time_outs_leave_nothing(tier: str, count: int,
 
 TRAINER = """
 import asyncio
-from agentfly.resources.sandbox import SandboxServer
+from agentfly.sandbox import SandboxServer
 async def main():
     server = await SandboxServer.start(tier={tier!r})
     sessions = [await server.session() for _ in range(3)]

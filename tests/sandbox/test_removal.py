@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentfly.tools.interpreter.removal import removal_of, remove_tree
+from agentfly.sandbox.interpreter.removal import removal_of, remove_tree
 
 
 def nest(folder: Path, depth: int, name: str = "a") -> None:

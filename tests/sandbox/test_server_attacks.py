@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agentfly.errors import WorldError
-from agentfly.resources.sandbox import SandboxSession
+from agentfly.sandbox import SandboxSession
 
 from .conftest import Bench, bench
 from .server_attacks import ATTACKS, CLEAN_UP, LIMITS, PRELUDE, SERVER, WIRE, Attack

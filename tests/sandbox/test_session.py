@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentfly.errors import ConfigError, WorldError
-from agentfly.resources.sandbox import CellResult, SandboxLimits, SandboxServer, SandboxSession
+from agentfly.sandbox import CellResult, SandboxLimits, SandboxServer, SandboxSession
 
 from .attacks import SMALL
 from .conftest import Bench

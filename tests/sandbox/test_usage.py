@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agentfly.resources.sandbox.runtime.usage import Files, Hidden, Proc, cpu_ns
-from agentfly.tools.interpreter.removal import remove_tree
+from agentfly.sandbox.interpreter.removal import remove_tree
+from agentfly.sandbox.runtime.usage import Files, Hidden, Proc, cpu_ns
 
 from .test_removal import nest
 

@@ -17,7 +17,7 @@ from agentfly.learn.algorithms.losses import clipped_surrogate
 from agentfly.learn.learner import PolicyLearner
 from agentfly.learn.model.storage import load_state, save_checkpoint_model, save_state
 from agentfly.learn.settings import LossSettings
-from agentfly.training.checkpoint import STATE, staging_folder, write_checkpoint
+from agentfly.runs.checkpoints import STATE, staging_folder, write_checkpoint
 from tests.scale.rank_cases import CASES, Weights, case, groups_of, make_learner, make_model, weights_of
 
 PLAIN = case("grpo", optim={"max_tokens_per_batch": 16})

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import agentfly
+from agentfly.health import diagnose
 from agentfly.runs import RunStore
 from agentfly.training.cluster import env_hosts
-from agentfly.training.doctor import diagnose
 from agentfly.training.loop import Trainer
 from agentfly.types import Outcome, Trajectory
 from tests.scale.ray_local import LocalCluster, run_all, running, wait_for

@@ -24,12 +24,12 @@ import agentfly
 from agentfly.cli import main
 from agentfly.errors import ConfigError
 from agentfly.ext.ray_cluster import Cluster
+from agentfly.health import diagnose
 from agentfly.runs import RunStore
-from agentfly.training.checkpoint import list_checkpoints
+from agentfly.runs.checkpoints import list_checkpoints
 from agentfly.training.cluster import current_cluster, on_cluster
 from agentfly.training.cluster.samplers import RayLauncher
 from agentfly.training.cluster.status import show_status
-from agentfly.training.doctor import diagnose
 from agentfly.training.evaluation import evaluate_run
 from agentfly.training.loop import Trainer
 from agentfly.training.workers import engine as engine_module

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from agentfly.config import Config, keys
-from agentfly.training.verl.table import TABLE
+from agentfly.verl.table import TABLE
 
 FOLDER = Path(__file__).parents[2] / "examples" / "cluster"
 FILES = sorted(FOLDER.iterdir())

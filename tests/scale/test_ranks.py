@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from agentfly.learn.model.storage import load_state
-from agentfly.training.checkpoint import STATE, broken_files
+from agentfly.runs.checkpoints import STATE, broken_files
 from tests.close import ROUNDING, TERMS, assert_close_to_norm
 from tests.scale.rank_cases import CASES, SIZES, groups_of, make_learner, make_model, run_case, updates_of, weights_of
 from tests.scale.rank_checks import PLAIN, SAVED, go_on, other_model, save

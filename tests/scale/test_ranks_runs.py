@@ -17,7 +17,7 @@ import torch
 
 from agentfly.cli import main
 from agentfly.runs import RunDirectory, RunStore
-from agentfly.training.checkpoint import latest_checkpoint
+from agentfly.runs.checkpoints import latest_checkpoint
 from agentfly.training.ranks.supervisor import resuming
 from tests.close import ROUNDING, assert_close_to_norm
 from tests.scale.held import checkpoint, hold_after, release, variables

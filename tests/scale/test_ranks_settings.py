@@ -19,7 +19,7 @@ from agentfly.learn.ranks.division import balance, cut, rank_batches, share_rows
 from agentfly.learn.ranks.environment import Place, read_place
 from agentfly.learn.ranks.files import Shard, ShardFiles, collect_shards, file_name, write_for_rank_0, write_shards
 from agentfly.learn.ranks.group import choose_device
-from agentfly.training import checkpoint
+from agentfly.runs import checkpoints as checkpoint
 from agentfly.training.ranks.roles import find_place
 from agentfly.types import Sample
 

@@ -18,7 +18,7 @@ from agentfly.config import Config
 from agentfly.errors import ConfigError
 from agentfly.ext.ray_cluster import Node, Share
 from agentfly.runs import RunDirectory, RunStore
-from agentfly.training.checkpoint import latest_checkpoint
+from agentfly.runs.checkpoints import latest_checkpoint
 from agentfly.training.cluster import ranks
 from agentfly.training.cluster.ranks import (
     RemoteRank,

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from agentfly.build import build_agent, build_plan
 from agentfly.config import Config
 from agentfly.data import load_tasks
 from agentfly.errors import ConfigError, EngineError
@@ -27,7 +28,6 @@ from agentfly.resources.backends.spawn import make_locked_folder
 from agentfly.rollout import Plan, describe, open_environments, run_chains
 from agentfly.rollout.activity import Activities
 from agentfly.rollout.setup import environment_kinds
-from agentfly.training.build import build_agent, build_plan
 from agentfly.training.workers.channel import pack
 from agentfly.training.workers.launcher import LocalLauncher
 from agentfly.training.workers.pool import FOLDER, WorkerPool, merge_figures

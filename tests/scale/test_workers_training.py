@@ -16,8 +16,8 @@ import pytest
 
 import agentfly
 from agentfly.errors import ConfigError, EngineError, InvariantError
+from agentfly.health import diagnose
 from agentfly.runs import RunStore
-from agentfly.training.doctor import diagnose
 from agentfly.training.evaluation import evaluate_run
 from agentfly.training.ledger import Ledger
 from agentfly.training.loop import Trainer

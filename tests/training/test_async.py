@@ -14,15 +14,15 @@ import torch
 
 import agentfly
 from agentfly import Action, Completion, tool
+from agentfly.build import build_tasks
 from agentfly.errors import ConfigError
+from agentfly.health import diagnose
 from agentfly.learn.learner import PolicyLearner
 from agentfly.learn.model.storage import seed_torch
 from agentfly.rollout import make_plan, open_environments, run_chains
 from agentfly.runs import RunStore
-from agentfly.training.build import build_tasks
-from agentfly.training.checkpoint import latest_checkpoint
+from agentfly.runs.checkpoints import latest_checkpoint
 from agentfly.training.cursor import TaskCursor
-from agentfly.training.doctor import diagnose
 from tests.tiny import ROWS, TwoTurns, even, save_tiny_model, tiny_agent
 
 SMALL: dict[str, Any] = {

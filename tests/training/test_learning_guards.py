@@ -14,7 +14,7 @@ from agentfly import reward
 from agentfly.errors import ConfigError, InvariantError
 from agentfly.learn.algorithms import Algorithm, Chains, Credit
 from agentfly.runs import RunStore
-from agentfly.training.checkpoint import latest_checkpoint, list_checkpoints
+from agentfly.runs.checkpoints import latest_checkpoint, list_checkpoints
 from agentfly.training.idle import IdleSteps
 from agentfly.training.ledger import Ledger
 from agentfly.types import Outcome

@@ -18,8 +18,8 @@ import agentfly
 from agentfly import reward, tool
 from agentfly.errors import ConfigError, InvariantError, RewardError, WorldError
 from agentfly.runs import RunStore
+from agentfly.runs.checkpoints import broken_files, latest_checkpoint, list_checkpoints
 from agentfly.testing import ByteRenderer, ScriptedEngine
-from agentfly.training.checkpoint import broken_files, latest_checkpoint, list_checkpoints
 from agentfly.watch.metrics import unknown
 from tests.close import assert_close_to_norm
 from tests.tiny import ROWS, TwoTurns, look, save_tiny_model, tiny_agent

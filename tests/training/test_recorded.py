@@ -11,9 +11,9 @@ import pytest
 import agentfly
 from agentfly import reward
 from agentfly.errors import InvariantError
+from agentfly.health import diagnose
 from agentfly.runs import ChainFilter, RunReader, find_runs
 from agentfly.runs.trained import training_of
-from agentfly.training.doctor import diagnose
 from tests.close import assert_close_to_norm
 from tests.tiny import ROWS, save_tiny_model, tiny_agent
 

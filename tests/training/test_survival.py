@@ -22,9 +22,9 @@ from agentfly.config import TrainSettings
 from agentfly.errors import ConfigError, InvariantError, StorageError
 from agentfly.learn.model import storage
 from agentfly.runs import RunStore, StoreWriter
-from agentfly.training import checkpoint as checkpoints
+from agentfly.runs import checkpoints as checkpoints
+from agentfly.runs.checkpoints import MANIFEST, broken_files, find_checkpoint, latest_checkpoint, list_checkpoints, sweep
 from agentfly.training import saving
-from agentfly.training.checkpoint import MANIFEST, broken_files, find_checkpoint, latest_checkpoint, list_checkpoints, sweep
 from agentfly.training.ledger import Ledger
 from tests.tiny import ROWS, save_tiny_model, tiny_agent
 

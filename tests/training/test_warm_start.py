@@ -10,11 +10,11 @@ import pytest
 
 from agentfly import plugins
 from agentfly.agents import CodeAgent, ReactAgent
+from agentfly.api import train
 from agentfly.config import Config
 from agentfly.data import load_tasks
 from agentfly.errors import ConfigError, DataError
 from agentfly.runs import RunDirectory, RunStore
-from agentfly.training import train
 from agentfly.training.demonstrations import demo_rows, demo_samples
 
 SMALL: dict[str, Any] = {

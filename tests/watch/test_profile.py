@@ -137,13 +137,13 @@ def test_the_sampler_finds_the_function_that_takes_the_time(tmp_path: Path) -> N
 
 def test_waiting_and_starting_are_not_busy_time() -> None:
     sampler = StackSampler()
-    loop = ("agentfly/cli.py:main", "base_events.py:_run_once")
+    loop = ("agentfly/cli/commands.py:main", "base_events.py:_run_once")
     sampler.stacks.update(
         {
             (*loop, "agentfly/training/loop.py:_step", "agentfly/runs/codec.py:encode", "encoder.py:default"): 30,
             (*loop, "agentfly/render/hf.py:extend"): 10,
             (*loop, "selectors.py:select"): 500,
-            ("agentfly/cli.py:main", "agentfly/engines/local/load.py:_load"): 900,
+            ("agentfly/cli/commands.py:main", "agentfly/engines/local/load.py:_load"): 900,
         }
     )
     assert sampler.busiest() == [("agentfly/runs/codec.py:encode", 0.75), ("agentfly/render/hf.py:extend", 0.25)]

@@ -17,8 +17,8 @@ import agentfly
 from agentfly import Task, plugins, tool
 from agentfly.errors import ConfigError, MissingExtra, UnknownName
 from agentfly.watch import Trackers, open_trackers
-from agentfly.watch.jsonl import JsonlTracker
 from agentfly.watch.samples import sample_rows, wants_samples
+from agentfly.watch.trackers.jsonl_tracker import JsonlTracker
 from tests.tiny import ROWS, save_tiny_model, tiny_agent
 
 
@@ -261,7 +261,7 @@ def test_no_name_in_mlflow_is_the_folder_of_another() -> None:
     pytest.importorskip("mlflow", reason="MLflow is not installed: pip install 'agentfly[mlflow]'")
     from mlflow.utils.validation import _validate_metric_name
 
-    from agentfly.ext.trackers.mlflow_tracker import metric_name
+    from agentfly.watch.trackers.mlflow_tracker import metric_name
 
     given = ["a", "a/b", "a/b/c", "a/b/c/d", "a//b", "a/b/", "/a", "a/..", "../a", "..", "a/.", "", "a/", "a@b/c", "a/é" * 200]
     names = [metric_name(name) for name in given]
@@ -431,7 +431,7 @@ def test_samples_are_the_best_the_worst_and_some_between() -> None:
 
 def test_wandb_is_online_only_where_it_need_not_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed: pip install 'agentfly[wandb]'")
-    from agentfly.ext.trackers.wandb_tracker import choose_mode, has_key
+    from agentfly.watch.trackers.wandb_tracker import choose_mode, has_key
 
     assert [choose_mode(None, False), choose_mode(None, True)] == ["offline", "online"]
     assert [choose_mode("offline", True), choose_mode("disabled", True), choose_mode("bogus", False)] == [
@@ -467,7 +467,7 @@ def test_a_notice_of_a_tracker_reaches_the_user(tmp_path: Path) -> None:
 
 def test_wandb_says_in_which_mode_it_is(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed: pip install 'agentfly[wandb]'")
-    from agentfly.ext.trackers.wandb_tracker import explain_mode
+    from agentfly.watch.trackers.wandb_tracker import explain_mode
 
     assert explain_mode("online", True, tmp_path) is None
     assert "WANDB_MODE=offline" in str(explain_mode("offline", True, tmp_path))

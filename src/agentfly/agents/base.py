@@ -18,26 +18,13 @@ from ..data import check_fields, load_tasks, parse_message
 from ..engines import engine_options
 from ..errors import ConfigError, DataError
 from ..foreign_names import unknown_argument
+from ..protocols import Engine, Renderer
 from ..resources import spec_of
 from ..rewards import Reward, as_reward
 from ..rollout import Limits, check_prompts, make_plan, open_environments, run_chains
 from ..rollout.setup import as_sampling, check_resources, next_run_number, open_model
 from ..tools import Tool, as_tool
-from ..types import (
-    Action,
-    Completion,
-    Engine,
-    Event,
-    Message,
-    Reaction,
-    Renderer,
-    RunResult,
-    Sampling,
-    Task,
-    ToolCall,
-    ToolResult,
-    Trajectory,
-)
+from ..types import Action, Completion, Event, Message, Reaction, RunResult, Sampling, Task, ToolCall, ToolResult, Trajectory
 
 
 class BaseAgent:

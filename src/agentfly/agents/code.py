@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..errors import ConfigError
+from ..protocols import Engine
 from ..render.parsers.reply import after_thinking, broken, without_thinking
 from ..tools import as_tool
-from ..types import Action, Completion, Engine, Message, Task, ToolCall
+from ..types import Action, Completion, Message, Task, ToolCall
 from .base import BaseAgent, tool_list, with_system
 
 FIRST_LINE = "You solve tasks step by step with Python."

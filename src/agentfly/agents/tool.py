@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from ..errors import ConfigError
+from ..protocols import Engine
 from ..render.parsers import ParsedReply, Parser, find_parser, fit_parser, get_parser, type_arguments
-from ..types import Action, Completion, Engine, ToolCall
+from ..types import Action, Completion, ToolCall
 from .base import BaseAgent
 
 _MAX_KNOWN, _MAX_LENGTH = 4096, 1024  # replies whose calls are kept, and characters of each

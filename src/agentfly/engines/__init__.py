@@ -21,7 +21,8 @@ from typing import Any
 from .. import plugins
 from ..errors import ConfigError
 from ..net.address import is_url
-from ..types import Engine, Renderer, Sampling
+from ..protocols import Engine, Renderer
+from ..types import Sampling
 from .options import LocalOptions, check_cache_size, check_trained_sampling, check_value, options_of
 
 __all__ = ["check_engine", "check_trained_sampling", "engine_options", "open_engine", "short_name"]

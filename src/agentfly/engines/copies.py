@@ -16,7 +16,8 @@ import torch
 
 from ..errors import InvariantError
 from ..kernels.replica import evaluating
-from ..types import Proof, Renderer, Sampling
+from ..protocols import Renderer
+from ..types import Proof, Sampling
 from .local.engine import tune
 from .local.load import context_of, end_ids, find_source, load_model, merged_tensors, read_settings, save_model
 from .prompt import Probe

@@ -1,1 +1,1 @@
-"""One heavy package, one file: each is imported only when its name is asked for, and imports inward only."""
+"""Ray, which starts processes on the nodes of a cluster: the trainer's side and the node's."""

@@ -99,7 +99,7 @@ def code_tests_reward(timeout_s: float = 10.0, memory_mb: int = 512, partial: bo
 
 
 async def _pass_asserts(code: str, tests: Sequence[str], timeout_s: float, memory_mb: int) -> int:
-    from ..tools.interpreter import run_code
+    from ..sandbox.interpreter import run_code
 
     nonce = secrets.token_hex(16)
     # JSON in ASCII: lone surrogates in a reply would not survive the encoding of stdin.
@@ -109,7 +109,7 @@ async def _pass_asserts(code: str, tests: Sequence[str], timeout_s: float, memor
 
 
 async def _pass_pairs(code: str, pairs: Sequence[tuple[str, str]], timeout_s: float, memory_mb: int, stop_early: bool) -> int:
-    from ..tools.interpreter import run_code
+    from ..sandbox.interpreter import run_code
 
     passed = 0
     for given, expected in pairs:

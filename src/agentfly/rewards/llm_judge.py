@@ -15,7 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import ConfigError, EngineError, WorldError, blame
-from ..types import Engine, Message, Renderer, Request, Sampling, Task, Trajectory
+from ..protocols import Engine, Renderer
+from ..types import Message, Request, Sampling, Task, Trajectory
 from .base import Reward
 from .function import FunctionReward
 from .lookup import factory

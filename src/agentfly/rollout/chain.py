@@ -16,19 +16,17 @@ from typing import Any, Protocol
 
 from ..aio.deadline import TimeLimit
 from ..errors import AgentFlyError, ConfigError, DeadlineError, EngineError, RolloutError, WorldError
+from ..protocols import Engine, RemoteEngine, Renderer
 from ..resources import Admission, Lease, ResourceManager
 from ..rewards import Reward
 from ..tools import Context, Tool, call_tools
 from ..types import (
     Action,
     Completion,
-    Engine,
     Event,
     Message,
     Outcome,
     Reaction,
-    RemoteEngine,
-    Renderer,
     Request,
     Sampling,
     Task,

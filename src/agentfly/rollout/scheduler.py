@@ -16,8 +16,9 @@ from dataclasses import replace
 
 from ..data import row_of
 from ..errors import AgentFlyError, DataError, InvariantError
+from ..protocols import BoundedEngine, Engine
 from ..resources import Admission, ResourceManager
-from ..types import BoundedEngine, Engine, Message, Task, Trajectory
+from ..types import Message, Task, Trajectory
 from .chain import Limits, Opening, Plan, opening_messages, run_chain
 
 log = logging.getLogger(__name__)

@@ -14,13 +14,14 @@ from typing import Any, Protocol
 
 from ..engines import open_engine
 from ..errors import ConfigError
+from ..protocols import Engine, Renderer
 from ..resources import Budget, ResourceManager, Spec, spec_of
 from ..resources.backends.hosts import on_hosts
 from ..resources.hosts import HostDirectory
 from ..resources.spec import check_settings
 from ..rewards import Reward
 from ..tools import Tool
-from ..types import Engine, Event, Renderer, Sampling
+from ..types import Event, Sampling
 from .chain import AgentLike, Limits, Plan
 from .scheduler import controller, most_in_flight
 

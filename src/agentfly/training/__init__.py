@@ -1,8 +1,13 @@
 """Training: the loop, checkpoints, evaluation, supervised warm start and the ledger of invariants."""
 
-from .api import train
+from typing import TYPE_CHECKING
+
+from .. import old_names
 from .evaluation import Evaluation, evaluate, evaluate_run
 from .loop import TrainResult
 from .supervised import sft
 
-__all__ = ["Evaluation", "TrainResult", "evaluate", "evaluate_run", "sft", "train"]
+__all__ = ["Evaluation", "TrainResult", "evaluate", "evaluate_run", "sft"]
+
+if not TYPE_CHECKING:
+    __getattr__ = old_names.of(__name__)

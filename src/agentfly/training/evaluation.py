@@ -18,17 +18,18 @@ from typing import Any
 
 from ..agents.base import BaseAgent
 from ..aio.threads import run_to_end
+from ..build import build_agent, held_out_tasks
 from ..config import Config
 from ..data import load_tasks
 from ..display import Displayed, chains_html
 from ..engines import short_name
 from ..errors import ConfigError, RolloutError
+from ..protocols import RemoteEngine
 from ..rollout import Plan, check_prompts, make_plan, open_environments, run_chains
 from ..rollout.setup import as_sampling, next_run_number
 from ..runs import Recorder, RunDirectory, RunStore, StoreWriter
-from ..types import RemoteEngine, RunResult, Sampling, Task, Trajectory
+from ..types import RunResult, Sampling, Task, Trajectory
 from ..watch.held_out import held_out_metrics, interval_text, is_part, left_out
-from .build import build_agent, held_out_tasks
 from .cluster.join import joined_cluster
 from .workers.engine import use_workers
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ..errors import RolloutError
-from ..types import Completion, Request, Sampling, TokenFit, TrainableEngine, Trajectory
+from ..protocols import TrainableEngine
+from ..types import Completion, Request, Sampling, TokenFit, Trajectory
 
 SIGMAS = 6.0
 """Standard errors that a mean may be off."""

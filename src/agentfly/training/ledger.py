@@ -21,7 +21,8 @@ from collections.abc import Mapping, Sequence
 
 from ..errors import InvariantError
 from ..learn.samples import opening_row, row_of
-from ..types import Completion, Learner, Outcome, ReplicatedEngine, Sample, TokenFit, TrainableEngine, Trajectory
+from ..protocols import Learner, ReplicatedEngine, TrainableEngine
+from ..types import Completion, Outcome, Sample, TokenFit, Trajectory
 from .evidence import (
     COPY,
     FULL,

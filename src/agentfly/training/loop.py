@@ -26,10 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from ..agents.base import BaseAgent
+from ..build import build_learner, build_plan
 from ..config import Config
 from ..display import Displayed, data_frame, run_html
 from ..errors import AgentFlyError, ConfigError
 from ..learn.algorithms import find_algorithm, reference_of
+from ..protocols import Learner, PreparedEngine, RecordingLearner, ReplicatedEngine, TrainableEngine
 from ..rollout import (
     Group,
     GroupStream,
@@ -43,24 +45,13 @@ from ..rollout import (
     watchdog,
 )
 from ..runs import Recorder, RunDirectory, RunStore, StoreWriter
-from ..types import (
-    Completion,
-    Learner,
-    PreparedEngine,
-    RecordingLearner,
-    ReplicatedEngine,
-    Task,
-    TokenRecord,
-    TrainableEngine,
-    Trajectory,
-)
+from ..runs.checkpoints import STATE
+from ..types import Completion, Task, TokenRecord, Trajectory
 from ..watch.held_out import interval_text, left_out
 from ..watch.metrics import rollout_metrics
 from ..watch.progress import Progress
 from ..watch.trackers import Trackers
 from .breakdown import Breakdown, Span
-from .build import build_learner, build_plan
-from .checkpoint import STATE
 from .cluster.status import cluster_metrics, publish_status
 from .cursor import TaskCursor, fingerprint
 from .evaluation import Evaluation, validate
@@ -622,7 +613,7 @@ def trainable_engine(agent: BaseAgent) -> TrainableEngine:
     if engine.reads != "ids" or not isinstance(engine, TrainableEngine):
         raise ConfigError(
             f"{type(engine).__name__} cannot be trained from: its weights are not here (it lacks members of "
-            f"agentfly.types.TrainableEngine). Use a model directory or 'pocket'"
+            f"agentfly.protocols.TrainableEngine). Use a model directory or 'pocket'"
         )
     return engine
 

@@ -21,7 +21,7 @@ from typing import Any
 from ..aio.threads import WorkerThread
 from ..config import TrainSettings
 from ..errors import AgentFlyError, StorageError
-from .checkpoint import STATE, staging_folder, write_checkpoint
+from ..runs.checkpoints import STATE, staging_folder, write_checkpoint
 
 MEMORY_SHARE = 0.5
 """A copy takes at most this share of the memory that is available."""

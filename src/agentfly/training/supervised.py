@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..agents.base import BaseAgent
+from ..build import build_agent, open_directory
 from ..config import Config
 from ..data import split_rows
 from ..errors import ConfigError
 from ..learn.settings import OptimSettings
+from ..protocols import TrainableEngine
 from ..runs import Recorder, RunDirectory, RunStore, StoreWriter
-from ..types import Sample, TrainableEngine
+from ..runs.checkpoints import STATE, write_checkpoint
+from ..types import Sample
 from ..watch.progress import Progress
 from ..watch.trackers import Trackers
-from .build import build_agent, open_directory
-from .checkpoint import save_checkpoint
 from .demonstrations import demo_rows, demo_samples
 from .loop import adapt_model, trainable_engine
 from .stopping import StopSignals
@@ -71,6 +72,8 @@ def _tune(
     progress: Progress,
     signals: StopSignals,
 ) -> SftResult:
+    from ..learn.model.storage import save_checkpoint_model, save_state
+
     store = RunStore(directory.database)
     store.truncate_after(-1)
     trackers = Trackers.open(config.run.trackers, directory.path, config.to_dict(), directory.path.name, warn=progress.note)
@@ -97,14 +100,12 @@ def _tune(
         finally:
             trackers.close()
             store.close()
-        checkpoint = save_checkpoint(
-            directory.checkpoints,
-            step,
-            model=engine.model,
-            tokenizer=engine.tokenizer,
-            state={"step": step},
-            keep=config.train.keep_checkpoints,
-        )
+
+        def write(folder: Path) -> None:
+            save_checkpoint_model(engine.model, engine.tokenizer, folder)
+            save_state(folder / STATE, {"step": step})
+
+        checkpoint = write_checkpoint(directory.checkpoints, step, write, config.train.keep_checkpoints)
     if signals.received is not None:
         progress.note(f"stopped by {signals.received.name} at step {step} and saved in {checkpoint}")
         raise signals.error()

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..build import build_agent, checkpoint_config
 from ..config import Config
 from ..engines import engine_options
 from ..errors import ConfigError
@@ -19,7 +20,6 @@ from ..rollout.chat import ChatSession
 from ..runs.directory import RunDirectory
 from ..runs.filters import ChainFilter
 from ..runs.query import RunReader
-from ..training.build import build_agent, checkpoint_config
 from ..types import Trajectory
 from .chains import open_tokenizer
 from .chat import Chat, Model, Wish

@@ -10,11 +10,11 @@ import pytest
 
 from agentfly import plugins
 from agentfly.agents.react import ReactAgent
+from agentfly.build import build_agent, build_tasks
 from agentfly.config import Config
 from agentfly.envs.alfworld.demos import alfworld_demos, alfworld_games_demos, easy_alfworld_demos
 from agentfly.envs.alfworld.tasks import open_game, split_of_game
 from agentfly.testing import ByteRenderer, ScriptedEngine
-from agentfly.training.build import build_agent, build_tasks
 from agentfly.types import Request, Trajectory
 from tests.envs.alfworld.house import GOALS, MISSING, SHARED
 from tests.published import write_games

@@ -10,7 +10,7 @@ import pytest
 
 from agentfly.envs.code.env import CodeInterpreter
 from agentfly.envs.code.tools import code_interpreter_tool
-from agentfly.resources.sandbox import SandboxLimits, shared_server
+from agentfly.sandbox import SandboxLimits, shared_server
 from agentfly.tools import Context, call_tools
 from agentfly.types import Task, ToolCall, ToolResult, Trajectory
 

@@ -14,10 +14,10 @@ from agentfly import plugins
 from agentfly.envs.code.reward import code_answer, code_output_reward, program_of, same, unit_tests_reward
 from agentfly.envs.code.session import open_session
 from agentfly.errors import ConfigError, RewardError
-from agentfly.resources.sandbox.shared_server import SERVERS
 from agentfly.rewards import Reward, Score, as_reward
 from agentfly.rewards.answers import read_literal
-from agentfly.rewards.math_answer import math_equal
+from agentfly.rewards.math.math_answer import math_equal
+from agentfly.sandbox.shared_server import SERVERS
 from agentfly.types import Completion, Task, ToolCall, ToolResult, Trajectory, Turn
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="sessions need a Unix")

@@ -21,8 +21,8 @@ from agentfly.envs.code.tools import code_interpreter_tool
 from agentfly.errors import ConfigError, WorldError
 from agentfly.resources import ResourceManager, spec_of
 from agentfly.resources.rpc.env_server import EnvServer
-from agentfly.resources.sandbox.limits import TIERS, CellResult
-from agentfly.resources.sandbox.tiers import FAR, ORDER, WORDS, not_stopped
+from agentfly.sandbox.limits import TIERS, CellResult
+from agentfly.sandbox.tiers import FAR, ORDER, WORDS, not_stopped
 from agentfly.tools import Context, call_tools
 from agentfly.types import Task, ToolCall, Trajectory
 from tests.resources.far import ServerThread, far_place, processes

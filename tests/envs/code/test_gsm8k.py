@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from agentfly.build import build_agent, build_tasks
 from agentfly.config import Config
 from agentfly.envs.code.gsm8k import gsm8k_tasks
 from agentfly.errors import AgentFlyError
-from agentfly.training.build import build_agent, build_tasks
 from tests.published import write_gsm8k
 
 ROOT = Path(__file__).parents[3]

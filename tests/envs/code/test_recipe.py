@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from agentfly.build import build_agent, build_tasks
 from agentfly.config import Config
-from agentfly.training.build import build_agent, build_tasks
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "code.toml"
 

@@ -7,9 +7,9 @@ import tomllib
 from pathlib import Path
 
 from agentfly import plugins
+from agentfly.build import build_agent, build_tasks
 from agentfly.config import Config
 from agentfly.envs.search.env import SearchEnv
-from agentfly.training.build import build_agent, build_tasks
 
 ROOT = Path(__file__).parents[3]
 README = ROOT / "src" / "agentfly" / "envs" / "search" / "README.md"

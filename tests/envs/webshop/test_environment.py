@@ -195,7 +195,7 @@ def test_what_can_be_done_is_listed():
 
 def test_the_recipe_reads_and_its_names_are_known():
     recipe = Path(__file__).parents[3] / "recipes" / "webshop.toml"
-    from agentfly.training.build import build_agent, build_tasks
+    from agentfly.build import build_agent, build_tasks
 
     config = Config.load(recipe, ["data.train_count=20", "data.validation_count=5"])
     agent = build_agent(config)

@@ -236,10 +236,11 @@ def test_demonstrations_of_the_published_goals(monkeypatch, recorded):
     assert all(replay(row) > 0.6 for row in rows)
 
 
+@pytest.mark.parametrize("make", [webshop_data_demos, webshop_data_brief_demos])
 @pytest.mark.parametrize("mistakes", [0.0, 1.0])
-def test_brief_demonstrations_of_published_files_are_played_out_as_written(monkeypatch, tmp_path, mistakes):
+def test_demonstrations_of_published_files_are_played_out_as_written(monkeypatch, tmp_path, make, mistakes):
     monkeypatch.setenv("WEBSHOP_DATA", str(write_shop(tmp_path)))
-    rows = webshop_data_brief_demos(40, 1, mistakes=mistakes)
+    rows = make(40, 1, mistakes=mistakes)
     scores = [replay(row) for row in rows]
     assert (sum(score == 1.0 for score in scores) == 40) is (mistakes == 0.0)
     searches = [row["messages"][1]["content"] for row in rows]
@@ -259,8 +260,8 @@ def test_brief_demonstrations_of_the_real_files_are_shorter(monkeypatch, recorde
 
 def test_a_beginners_visit_fits_into_the_bundled_models_context():
     """Whole dialogues, prompt included, below 640 tokens of the bundled model."""
+    from agentfly.build import build_agent
     from agentfly.config import Config
-    from agentfly.training.build import build_agent
 
     agent = build_agent(Config.from_dict({"agent": {"tools": ["webshop_step"], "reward": "webshop_score"}}))
     renderer = agent.renderer

@@ -126,7 +126,7 @@ def test_adapters_are_written_as_peft_reads_them_and_come_back(tmp_path: Path) -
 def test_a_run_with_adapters_saves_a_plain_model_and_resumes(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    from agentfly.training import train
+    from agentfly.api import train
     from tests.tiny import ROWS, TwoTurns, even, look, save_tiny_model
 
     folder = save_tiny_model(tmp_path / "model")

@@ -26,7 +26,7 @@ from ...rewards.answers import alternatives, read_literal
 from ...rewards.code_execution import RUN_TESTS, count_reported, extract_code, output_lines, read_tests
 from ...rewards.function import FunctionReward
 from ...rewards.lookup import factory
-from ...rewards.math_answer import math_equal, tagged_answer
+from ...rewards.math.math_answer import math_equal, tagged_answer
 from ...types import Trajectory
 from .env import read_code
 from .isolated.run import count_isolated

@@ -22,12 +22,12 @@ from typing import Any, Protocol
 from ...errors import ConfigError, WorldError
 from ...plugins import resolve
 from ...resources.backends.options import read_placement
-from ...resources.sandbox.limits import TIERS, CellResult
-from ...resources.sandbox.server import SandboxServer
-from ...resources.sandbox.session import SandboxSession
-from ...resources.sandbox.shared_server import SharedServer, borrow
-from ...resources.sandbox.tiers import FAR, ORDER, WORDS, is_below, least_local, not_stopped
 from ...resources.spec import Spec
+from ...sandbox.limits import TIERS, CellResult
+from ...sandbox.server import SandboxServer
+from ...sandbox.session import SandboxSession
+from ...sandbox.shared_server import SharedServer, borrow
+from ...sandbox.tiers import FAR, ORDER, WORDS, is_below, least_local, not_stopped
 
 __all__ = ["CellResult", "CodeSession", "check_tier", "open_session", "session"]
 log = logging.getLogger(__name__)

@@ -38,12 +38,15 @@ def easy_webshop_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> l
 
 
 def webshop_data_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
-    """Goals of the published files, from $WEBSHOP_DATA."""
-    return _rows(webshop_data_tasks, count, seed, mistakes)
+    """Goals of the published files, from $WEBSHOP_DATA. Half of the searches name the options too.
+
+    So RL can find out which is better.
+    """
+    return _rows(webshop_data_tasks, count, seed, mistakes, whole=0.5)
 
 
 def webshop_data_brief_demos(count: int, seed: int = 0, *, mistakes: float = 0.0) -> list[dict[str, Any]]:
-    """The same with brief pages. Half of the searches name the options too, so that RL can find out which is better."""
+    """The same with brief pages."""
     return _rows(webshop_data_brief_tasks, count, seed, mistakes, whole=0.5)
 
 

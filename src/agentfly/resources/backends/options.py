@@ -23,7 +23,7 @@ SCHEMES = ("ws", "wss", "http", "https")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxOptions:
-    """Placement `sandbox`: behind the walls of `resources.sandbox`.
+    """Placement `sandbox`: behind the walls of `sandbox`.
 
     `tier`, `min_tier`   the tier to use; without a name the best that works and is not below `min_tier` (default `namespace`)
     `limit_s`            the time of one call; after it the sandbox is killed and replaced

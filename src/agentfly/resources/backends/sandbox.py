@@ -14,12 +14,12 @@ import os
 import stat
 
 from ...errors import ConfigError
-from ...tools.interpreter.cells import read_reply
+from ...sandbox.interpreter.cells import read_reply
+from ...sandbox.limits import SandboxLimits
+from ...sandbox.session import SandboxSession
+from ...sandbox.shared_server import NUMERIC, SharedServer, borrow
 from ..rpc.client import Worker
 from ..rpc.frames import HEADER, HELLO_ID, SANDBOXED, Reply, pack_hello
-from ..sandbox.limits import SandboxLimits
-from ..sandbox.session import SandboxSession
-from ..sandbox.shared_server import NUMERIC, SharedServer, borrow
 from .bundle import bundle_of, hello_of
 from .options import SandboxOptions
 from .remote import RemoteBackend

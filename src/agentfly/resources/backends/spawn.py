@@ -25,7 +25,7 @@ from pathlib import Path
 
 from ...aio.threads import WorkerThread
 from ...errors import ConfigError, WorldError
-from ...tools.interpreter.removal import remove_tree
+from ...sandbox.interpreter.removal import remove_tree
 
 SCRIPT = Path(__file__).parents[1] / "rpc" / "worker_main.py"
 _SYSTEM = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "SYSTEMROOT")

@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ... import codec, errors
+from ...sandbox.limits import CellResult
 from ...types import SANDBOX_LIMITS
-from ..sandbox.limits import CellResult
 
 MAX_FRAME = 64 << 20
 MAX_ERROR_TEXT = 20_000

@@ -20,7 +20,7 @@ from ..workers.software import software
 
 PACKAGES = {
     "agentfly.envs.scienceworld": ("scienceworld", "py4j"),
-    "agentfly.ext.math_verify_reward": ("math_verify",),
+    "agentfly.rewards.math.math_verify_reward": ("math_verify",),
 }
 """The packages of extras that built-in objects need where they run, by the beginning of their module's name."""
 

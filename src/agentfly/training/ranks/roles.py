@@ -18,11 +18,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ...agents.base import BaseAgent
+from ...build import build_learner
 from ...config import Config, FaultSettings, LearnerSettings
 from ...errors import ConfigError
 from ...learn.ranks.environment import Place, read_place
-from ...types import Completion, Proof, ReplicatedEngine, Request, Sampling, TrainableEngine
-from ..build import build_learner
+from ...protocols import ReplicatedEngine, TrainableEngine
+from ...types import Completion, Proof, Request, Sampling
 
 if TYPE_CHECKING:
     from ...learn.ranks.group import RankGroup

@@ -27,11 +27,13 @@ from typing import Any
 
 from ... import codec
 from ...agents.base import BaseAgent
+from ...build import build_agent, build_plan
 from ...config import Config
 from ...engines import engine_options
 from ...engines.options import CACHE_SIZES
 from ...engines.prompt import Probe
 from ...errors import ConfigError, EngineError
+from ...protocols import PreparedEngine
 from ...resources.hosts import HostDirectory
 from ...resources.rpc.frames import MAX_ERROR_TEXT
 from ...resources.rpc.worker_main import die
@@ -39,8 +41,7 @@ from ...rollout import Activities, Plan, open_environments, open_task, run_chain
 from ...rollout.chain import Opening
 from ...rollout.scheduler import admission_timeout_s, fewer_collections, make_ready
 from ...runs.codec import encode
-from ...types import PreparedEngine, Request, Sampling, Task, Trajectory
-from ..build import build_agent, build_plan
+from ...types import Request, Sampling, Task, Trajectory
 from .channel import Link, Message, beat_s, pack
 from .software import software
 

@@ -425,8 +425,8 @@ def test_the_command_serves_until_it_is_told_to_stop(write_jsonl):
 
 def test_the_command_passes_what_is_said_about_the_model_on_to_the_encoder(monkeypatch):
     from agentfly.cli import main
+    from agentfly.cli import search_server as command
     from agentfly.envs.search import sources
-    from agentfly.envs.search.serve import command
 
     opened: list[Source] = []
 

@@ -379,14 +379,14 @@ def test_what_a_cache_holds_that_is_no_answer_is_asked_again():
 
 def redis_cache(url: str, **options: Any):
     pytest.importorskip("redis", reason="redis is not installed: pip install 'agentfly[search]'")
-    from agentfly.ext.redis_cache import RedisCache
+    from agentfly.envs.search.web.redis_cache import RedisCache
 
     return RedisCache(url, 60.0, **options)
 
 
 def test_answers_are_remembered_in_redis_where_its_address_is_set(monkeypatch):
     pytest.importorskip("redis", reason="redis is not installed: pip install 'agentfly[search]'")
-    monkeypatch.setattr("agentfly.ext.redis_cache.TIMEOUT_S", 30.0)  # a loaded machine is not a dead Redis
+    monkeypatch.setattr("agentfly.envs.search.web.redis_cache.TIMEOUT_S", 30.0)  # a loaded machine is not a dead Redis
     with running(FakeRedis()) as redis, running(FakeProvider([FOUND])) as server:
         monkeypatch.setenv("REDIS_URL", redis.url)
         first = ask("a", url=server.url, ttl_s=3600.0)
@@ -467,7 +467,7 @@ def test_without_the_package_redis_is_a_warning_and_the_disk_is_used(monkeypatch
     from agentfly.errors import MissingExtra
 
     monkeypatch.setenv("REDIS_URL", "redis://localhost")
-    monkeypatch.setitem(plugins.BUILTIN["caches"], "redis", "agentfly.ext.redis_cache_missing:X")
+    monkeypatch.setitem(plugins.BUILTIN["caches"], "redis", "agentfly.envs.search.web.redis_cache_missing:X")
 
     def missing(module: str, name: str) -> Any:
         raise plugins.missing_extra(repr(name), "redis")

@@ -1,6 +1,6 @@
 """Dense retrieval: passages and queries as vectors, ranked by inner product.
 
-The encoder is the directory of an embedding model (through transformers, see `ext/embeddings.py`), or "hashing", which needs no
+The encoder is the directory of an embedding model (through transformers, see `embeddings.py`), or "hashing", which needs no
 model. Vectors are computed once, stored on disk and memory-mapped. FAISS searches them if it is installed, else NumPy in
 blocks, with the same results. The search is exhaustive.
 """
