@@ -489,7 +489,7 @@ class RankLearner(PolicyLearner):
     def follow(self) -> None:
         """Run the commands of rank 0 until it stops. Raises RankError if it is lost, ConfigError if the memory is full."""
         handlers: dict[str, Callable[..., None]] = {
-            name: getattr(self, f"_follow_{name}") for name in ("update", "logprobs", "weights", "save", "load")
+            name: getattr(self, f"_follow_{name}") for name in ("update", "examine", "weights", "save", "load")
         }
         while True:
             name, arguments = self._ranks.receive()
