@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from .types import Completion, Extension, Message, Proof, Request, TokenRecord, Trajectory
+from .types import Completion, Extension, Message, Proof, Request, Sample, TokenFit, TokenRecord, Trajectory
 
 
 @runtime_checkable
@@ -149,8 +149,8 @@ class Learner(Protocol):
     def logprobs(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[float]:
         """Returns the log-probs of a reply under the current weights, at the temperature that chains are sampled with."""
 
-    def reply_logprobs(self, prompt_ids: Sequence[int], replies: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Returns those of several replies to one prompt."""
+    def examine(self, samples: Sequence[Sample], drawn: int = 0) -> TokenFit:
+        """Returns those of the sampled tokens of several rows, and how the tokens of the last `drawn` rows fit."""
 
     def weights(self) -> Iterator[list[tuple[str, Any]]]:
         """Yield all weights in buckets of at most 1 GiB: full tensors by their names in the state dict, adapters merged."""

@@ -552,6 +552,18 @@ class Proof:
     moved: float
 
 
+@dataclass(frozen=True, slots=True)
+class TokenFit:
+    """Log-probs of each row's sampled tokens and, over those that test the sampler, sums of log-likelihood ratios.
+
+    `ratios` are those of other samplers, by name; `ids` those of samplers that draw one id more or less often, by how often.
+    """
+
+    logprobs: list[list[float]]
+    ratios: dict[str, float]
+    ids: dict[float, NDArray[Any]]
+
+
 @quick_init
 @dataclass(frozen=True, slots=True)
 class Extension:

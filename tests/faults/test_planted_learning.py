@@ -7,6 +7,7 @@ table below says which check does.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,8 @@ import pytest
 import torch
 
 import agentfly
-from agentfly.engines.local import LocalEngine
+from agentfly.engines.local import LocalEngine, decode_batch
+from agentfly.engines.local import sampler as local_sampler
 from agentfly.engines.local.replica import make_replica
 from agentfly.errors import InvariantError
 from agentfly.health import diagnose, replay
@@ -27,7 +29,7 @@ from agentfly.learn.learner import PolicyLearner
 from agentfly.learn.model.lora import LoraLinear
 from agentfly.learn.optim import Optimizer
 from agentfly.rollout import chain as rollout_chain
-from agentfly.training import loop
+from agentfly.training import evidence, loop
 from tests.tiny import ROWS, save_tiny_model, tiny_agent
 
 Patch = pytest.MonkeyPatch
@@ -396,13 +398,47 @@ def dropout(share: float) -> Callable[[Patch], None]:
     return plant
 
 
-def truncated(patch: Patch) -> None:
-    real = LocalEngine.generate
+def sampler(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Patch], None]:
+    """The engine draws from other logits than those whose log-probs it records."""
 
-    async def generate(self: LocalEngine, request: Any) -> Any:
-        return await real(self, replace(request, sampling=replace(request.sampling, top_p=0.8)))
+    def plant(patch: Patch) -> None:
+        real = local_sampler.draw_batch
 
-    patch.setattr(LocalEngine, "generate", generate)
+        def draw_batch(logits: torch.Tensor, uniforms: torch.Tensor, temperatures: torch.Tensor, *options: Any) -> Any:
+            ids, _ = real(change(logits.float()), uniforms, temperatures, *options)
+            return ids, torch.log_softmax(logits.float() / temperatures[:, None], -1).gather(1, ids[:, None])[:, 0]
+
+        for module in (local_sampler, decode_batch):
+            patch.setattr(module, "draw_batch", draw_batch)
+
+    return plant
+
+
+def truncated(option: str, value: float) -> Callable[[Patch], None]:
+    def plant(patch: Patch) -> None:
+        real = LocalEngine.generate
+
+        async def generate(self: LocalEngine, request: Any) -> Any:
+            return await real(self, replace(request, sampling=replace(request.sampling, **{option: value})))
+
+        patch.setattr(LocalEngine, "generate", generate)
+
+    return plant
+
+
+def another_weight(factor: float) -> Callable[[Patch], None]:
+    """The engine draws one frequent id more or less often than it says."""
+
+    def plant(patch: Patch) -> None:
+        chosen: list[torch.Tensor] = []
+
+        def change(logits: torch.Tensor) -> torch.Tensor:
+            chosen.extend(() if chosen else [logits.mean(0).argmax()])
+            return logits.index_add(1, chosen[0][None], torch.full((len(logits), 1), math.log(factor)))
+
+        sampler(change)(patch)
+
+    return plant
 
 
 def scaled_log_probs(patch: Patch) -> None:
@@ -481,7 +517,6 @@ STOPPED: dict[str, tuple[Callable[[Patch], None], str, dict[str, Any]]] = {
     "an engine one version behind at a small rate": (behind(1), "before the last update", {"lr": 1e-6, "steps": 6}),
     "dropout in the learner": (dropout(0.1), "differ by", {}),
     "a little dropout in the learner": (dropout(0.01), "differ by", {}),
-    "an engine that truncates": (truncated, "the engine truncates", {"num_tasks": 6}),
     "log-probs that are scaled": (scaled_log_probs, "above the recomputed ones", {}),
     "an optimizer that does nothing": (no_step, "no weight has changed", {}),
     "Adam that does nothing": (no_adam_step, "no weight has changed", {}),
@@ -504,6 +539,45 @@ def test_a_fault_of_weights_or_sampling_stops_the_run(model: Path, tmp_path: Pat
         plant(patch)
         with pytest.raises(InvariantError, match=told):
             train(model, tmp_path, **options)
+
+
+@pytest.fixture(scope="module")
+def sure_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that is as sure of its next token as a trained one: 2.8 nats of entropy instead of 7."""
+    from transformers import AutoModelForCausalLM
+
+    folder = save_tiny_model(tmp_path_factory.mktemp("sure"))
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(5.0)
+    model.save_pretrained(folder)
+    return folder
+
+
+SAMPLERS: dict[str, tuple[Callable[[Patch], None], str, dict[str, Any]]] = {
+    "a sampler at 0.6 times the temperature": (sampler(lambda logits: logits / 0.6), "0.[68] times the temperature", {}),
+    "a sampler at 0.8 times the temperature": (sampler(lambda logits: logits / 0.8), "0.[89] times the temperature", {}),
+    "a sampler at 1.2 times the temperature": (sampler(lambda logits: logits / 1.2), "1.[13] times the temperature", {}),
+    "a sampler at 1.5 times the temperature": (sampler(lambda logits: logits / 1.5), "1.[36] times the temperature", {}),
+    "min_p of 0.05": (truncated("min_p", 0.05), "min_p = 0.05", {}),
+    "top_p of 0.95": (truncated("top_p", 0.95), "top_p = 0.9", {}),
+    "top_k of 20": (truncated("top_k", 20), "_p = ", {}),
+    "a sampler that never draws one id": (another_weight(1e-9), "0.1 times as many tokens of id", {}),
+    "a sampler that draws one id too often": (another_weight(5.0), "4 times as many tokens of id", {}),
+    "a sampler at 0.6 times the temperature, ahead of the learner": (sampler(lambda logits: logits / 0.6), "0.[68] times", {
+        "max_lag": 1, "depth": 1, "steps": 60, "num_tasks": 1
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", SAMPLERS)
+def test_a_sampler_of_another_distribution_stops_the_run(sure_model: Path, tmp_path: Path, fault: str) -> None:
+    plant, told, options = SAMPLERS[fault]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evidence, "EVERY", 1)  # all chains, so that a short run has the tokens of a long one
+        plant(patch)
+        with pytest.raises(InvariantError, match=told):
+            train(sure_model, tmp_path, **({"steps": 12, "lr": 1e-5} | options))
 
 
 def test_averages_that_a_resume_loses_stop_the_run(model: Path, tmp_path: Path) -> None:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 import random
+import re
+from typing import Any
 
 import pytest
+import torch
 
-from agentfly.training.evidence import COPY, FULL, HALF, Freshness, Moved, format_of, gap_limit, is_biased, is_truncated
+from agentfly.learn.model.evidence import OFTEN, RATIOS, fit, token_fit
+from agentfly.training.evidence import COPY, FULL, HALF, PROOF, Drawn, Freshness, Moved, format_of, gap_limit, is_biased
+from agentfly.types import TokenFit
 
 
 def test_the_limit_of_the_gap_follows_from_the_format_and_the_first_gap() -> None:
@@ -35,11 +40,78 @@ def test_rounding_in_half_precision_has_no_direction(seed: int) -> None:
     assert not is_biased(FULL, 1e-5, 1e-5, 1e-7), "below the rounding of float32"
 
 
-@pytest.mark.parametrize(("seen", "tokens", "fault"), [
-    (0, 250, False), (0, 330, True), (20, 400, False), (2, 512, True), (51, 512, False), (102, 512, False), (0, 0, False),
+VOCABULARY = 500
+
+
+def drawn(seed: int, steps: int, change: Any = None, *, tokens: int = 100, noise: float = 0.0) -> tuple[Drawn, int | None]:
+    """The evidence of a run over distributions of all shapes, and the step that finds another sampler.
+
+    `change` makes the sampler's logits of the learner's. `noise` is the rounding of the sampler's.
+    """
+    chance, evidence = torch.Generator().manual_seed(seed), Drawn()
+    common = torch.randn(VOCABULARY, generator=chance)
+    common[7] = 3.0
+    for step in range(steps):
+        logits = torch.randn(tokens, VOCABULARY, generator=chance) + common
+        logits *= 4.0 * torch.rand(tokens, 1, generator=chance)
+        sampled = logits + noise * torch.randn(tokens, VOCABULARY, generator=chance)
+        sampled = sampled if change is None else change(sampled)
+        targets = torch.multinomial(torch.softmax(sampled, -1), 1, generator=chance)[:, 0]
+        if not evidence.add(token_fit([], [fit(logits, targets)]), tokens * noise**2):
+            return evidence, step
+    return evidence, None
+
+
+def kept(share: float) -> Any:
+    return lambda logits: logits.masked_fill(logits < logits.amax(-1, keepdim=True) + math.log(share), -torch.inf)
+
+
+def weighted(factor: float) -> Any:
+    """Another weight of an id that the learner draws often."""
+    return lambda logits: logits.index_add(1, torch.tensor([7]), torch.full((len(logits), 1), math.log(factor)))
+
+
+def test_every_likelihood_ratio_has_the_mean_1_under_the_learners_distribution() -> None:
+    chance = torch.Generator().manual_seed(0)
+    for scale in (0.0, 0.3, 1.0, 5.0, 40.0):
+        logits = scale * torch.randn(1, 40, generator=chance).round(decimals=1)  # some are equal
+        every = torch.stack([fit(logits, torch.tensor([each])) for each in range(40)])
+        means = (torch.softmax(logits, -1)[0, :, None] * every.exp()).sum(0)
+        torch.testing.assert_close(means, torch.ones(len(RATIOS) + 40 * len(OFTEN)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05, 0.2])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_sound_sampler_leaves_no_evidence(seed: int, noise: float) -> None:
+    evidence, found = drawn(seed, 150, noise=noise)
+    assert found is None
+    assert evidence.value < 0.5 * PROOF
+
+
+@pytest.mark.parametrize(("change", "told", "steps"), [
+    (lambda logits: logits / 0.6, "0.6 times the temperature", 12),
+    (lambda logits: logits / 0.9, "0.9 times the temperature", 120),
+    (lambda logits: logits / 1.1, "1.1 times the temperature", 120),
+    (lambda logits: logits / 1.5, "1.[36] times the temperature", 12),
+    (kept(0.05), "min_p = 0.05", 12),
+    (kept(0.02), "min_p = 0.02", 25),
+    (weighted(0.01), "0.1 times as many tokens of id 7", 60),
+    (weighted(4.0), "4 times as many tokens of id 7", 60),
 ])  # fmt: skip
-def test_a_tail_that_is_missing_is_told_from_one_that_is_small(seen: int, tokens: int, fault: bool) -> None:
-    assert is_truncated(seen, tokens, 0.1) is fault
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_another_sampler_is_found_and_named(change: Any, told: str, steps: int, noise: float) -> None:
+    evidence, found = drawn(5, steps, change, noise=noise)
+    assert found is not None
+    assert re.match(told, evidence.told)
+
+
+def test_a_sampler_that_changes_late_is_found_as_soon() -> None:
+    evidence, found = drawn(3, 60)
+    assert found is None
+    ratios = dict.fromkeys(RATIOS, -1000.0)
+    assert evidence.add(TokenFit([], ratios, {}), 0.0)
+    assert not evidence.add(TokenFit([], ratios | {RATIOS[0]: PROOF + 3.0}, {}), 0.0)
+    assert evidence.told == RATIOS[0]
 
 
 def answers(weights: str, noise: float, seed: int, count: int = 60, moved: float = 1e-3) -> list[Moved]:

@@ -27,7 +27,7 @@ from ..engines.copies import weight_buckets
 from ..errors import ConfigError, InvariantError
 from ..kernels import launching_on
 from ..kernels.memory import naming_memory
-from ..types import Sample, TokenRecord, Trajectory
+from ..types import Sample, TokenFit, TokenRecord, Trajectory
 from .algorithms import Algorithm, Chains, Credit, find_algorithm
 from .algorithms.advantages import explained_variance
 from .algorithms.interface import Scope
@@ -38,15 +38,17 @@ from .budget import TokenBudget
 from .experience import Experience, gather
 from .metrics import Totals
 from .model.critic import Critic, ValueHead, hidden_width
-from .model.evidence import pick, same, to_place
+from .model.evidence import pick, same, token_fit
 from .model.logprobs import EntropyMode, Scorer, Scores
 from .model.lora import copy_sharing_frozen
 from .model.storage import load_learner_state, load_weights
 from .optim import Optimizer
+from .samples import row_of
 from .settings import LossSettings, OptimSettings
 
 Check = Callable[[Mapping[str, float]], None]
 Changing = Callable[[], object]
+Divide = Callable[[Sequence[int]], Iterator[MicroBatch]]
 
 CRITIC_EPOCHS, CRITIC_MINIBATCHES, CRITIC_WARMUP = 2, 8, 7
 """Defaults of a critic: its learning rate over the policy's, passes, optimizer steps per pass, steps alone.
@@ -451,10 +453,7 @@ class PolicyLearner:
         whole = torch.zeros((), device=self.device)
         known = self._slopes(experience, micro, minibatch, totals) if self._is_divided(experience, micro) else None
         for batch in micro:
-            placed = (
-                to_place(batch.tokens, experience.fresh[batch.tokens], len(experience.owners)) if minibatch.is_first else None
-            )
-            scores = self._scorer(batch, entropy=entropy, keep_hidden=self._value_head is not None, placed=placed)
+            scores = self._scorer(batch, entropy=entropy, keep_hidden=self._value_head is not None)
             values = None if self._value_head is None else self._value_head(scores.hidden)
             loss = self._loss(experience, batch, scores, values, minibatch, totals, known)
             with self._noting(experience, batch, scores, values, minibatch, totals):
@@ -491,11 +490,6 @@ class PolicyLearner:
             experience.keep_last(batch.tokens, scores.logprobs)
         elif values is not None:
             totals.add("train/value_slope", of_value[0].abs().sum() if of_value else 0.0, minibatch.part)
-        if minibatch.is_first and scores.positions is not None:
-            count = float(len(scores.positions))
-            totals.add("train/tail_10", (scores.positions > 0.9).sum(), count)
-            totals.add("train/tail_1", (scores.positions > 0.99).sum(), count)
-            totals.add("train/tail_tokens", count, minibatch.part)
 
     @contextmanager
     def _slope_of(self, tensor: Any, optimizer: Optimizer) -> Iterator[list[Tensor]]:
@@ -634,10 +628,10 @@ class PolicyLearner:
         return experience.rows.batches(rows, self._budget.tokens, self.device, self._shape)
 
     def _scored(
-        self, experience: Experience, rows: Sequence[int], score: Callable[[MicroBatch], Tensor]
+        self, divide: Divide, rows: Sequence[int], score: Callable[[MicroBatch], Tensor]
     ) -> Iterator[tuple[MicroBatch, Tensor]]:
         """Yield the micro batches of the rows with their scores, in smaller batches if memory runs out."""
-        return self._budget.each(partial(self._batches, experience), rows, score)
+        return self._budget.each(divide, rows, score)
 
     def _trained_batches(self, experience: Experience, rows: Sequence[int]) -> list[MicroBatch]:
         """Returns micro batches whose predictions are trained tokens only. Every loss is computed on these."""
@@ -648,7 +642,9 @@ class PolicyLearner:
     @torch.no_grad()
     def _score_policy(self, experience: Experience, rows: Sequence[int], totals: Totals) -> None:
         experience.recomputed = torch.zeros_like(experience.sampled)
-        for batch, logprobs in self._scored(experience, rows, lambda batch: self._scorer(batch).logprobs):
+        for batch, logprobs in self._scored(
+            partial(self._batches, experience), rows, lambda batch: self._scorer(batch).logprobs
+        ):
             experience.recomputed[batch.tokens] = logprobs
             measure_gap(experience, logprobs, batch.tokens, totals)
         self._add_up(experience.recomputed)
@@ -661,14 +657,14 @@ class PolicyLearner:
         if float(self._add_up(torch.tensor(float(changed), device=self.device))):
             raise InvariantError("the reference model has changed since the run began: the KL would follow the policy")
         experience.reference = torch.zeros_like(experience.sampled)
-        for batch, logprobs in self._scored(experience, rows, lambda batch: reference(batch).logprobs):
+        for batch, logprobs in self._scored(partial(self._batches, experience), rows, lambda batch: reference(batch).logprobs):
             experience.reference[batch.tokens] = logprobs
         return self._add_up(experience.reference)
 
     @torch.no_grad()
     def _score_values(self, experience: Experience, rows: Sequence[int]) -> Tensor:
         experience.values = torch.zeros_like(experience.sampled)
-        for batch, values in self._scored(experience, rows, self._values_of):
+        for batch, values in self._scored(partial(self._batches, experience), rows, self._values_of):
             experience.values[batch.tokens] = values
         return self._add_up(experience.values)
 
@@ -682,27 +678,27 @@ class PolicyLearner:
         assert self._value_head is not None
         return self._value_head(self._scorer.hidden(batch))  # type: ignore[no-any-return]
 
-    @torch.no_grad()
     def logprobs(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[float]:
         """Returns the log-probs of a reply under the current weights, at the learner's temperature."""
-        with launching_on(self.device):
-            return self._score_row(Rows([_reply_row(prompt_ids, token_ids)]))
+        return self.examine([row_of([(prompt_ids, token_ids, [0.0] * len(token_ids))])]).logprobs[0]
 
     @torch.no_grad()
-    def reply_logprobs(self, prompt_ids: Sequence[int], replies: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Returns those of several replies to one prompt, computed together."""
-        if not replies:
-            return []
-        rows = Rows([_reply_row(prompt_ids, reply) for reply in replies])
-        flat: Any = torch.zeros(rows.num_tokens)
-        with launching_on(self.device):
-            for batch in rows.batches(range(len(rows)), self._budget.tokens, self.device, self._shape):
-                flat[batch.tokens.cpu()] = self._scorer(batch).logprobs.float().cpu()
-        return [part.tolist() for part in flat.split([len(reply) for reply in replies])]
+    def examine(self, samples: Sequence[Sample], drawn: int = 0) -> TokenFit:
+        """Returns those of the sampled tokens of several rows, and how the tokens of the last `drawn` rows fit."""
+        rows = Rows(samples)
+        first, logprobs = int(rows.starts[len(rows) - drawn]), np.zeros(rows.num_tokens)
+        fits: list[Tensor] = []
 
-    def _score_row(self, row: Rows) -> list[float]:
-        found: list[float] = self._scorer(row.tensors([0], self.device)).logprobs.tolist()
-        return found
+        def score(batch: MicroBatch) -> Tensor:
+            scores = self._scorer(batch, drawn=torch.nonzero(batch.tokens >= first)[:, 0] if drawn else None)
+            fits.extend([] if scores.fit is None else [scores.fit])
+            return scores.logprobs
+
+        with launching_on(self.device):
+            divide = partial(rows.batches, max_tokens=self._budget.tokens, device=self.device, shape=self._shape)
+            for batch, found in self._scored(divide, range(len(rows)), score):
+                logprobs[batch.tokens.cpu().numpy()] = found.double().cpu().numpy()
+        return token_fit([part.tolist() for part in np.split(logprobs, rows.starts[1:-1])], fits)
 
     def weights(self) -> Iterator[list[tuple[str, Tensor]]]:
         """Yield the weights in buckets of at most 1 GiB, as full tensors under the names of the state dict, adapters merged.
@@ -766,10 +762,3 @@ class PolicyLearner:
 
     def _load_optimizer(self, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
         optimizer.load_state_dict(saved)
-
-
-def _reply_row(prompt_ids: Sequence[int], token_ids: Sequence[int]) -> Sample:
-    count = len(prompt_ids) + len(token_ids)
-    nothing = np.zeros(count)
-    mask = np.arange(count) >= len(prompt_ids)
-    return Sample(np.asarray([*prompt_ids, *token_ids]), mask, nothing, nothing, nothing, nothing)

@@ -70,6 +70,36 @@ def rows_of_chains(trajectories: Sequence[Trajectory]) -> list[list[Sample]]:
     return found
 
 
+def row_of(parts: Sequence[tuple[Sequence[int], Sequence[int], Sequence[float]]]) -> Sample:
+    """Returns a row that no update trains. Each part is a context, the tokens that follow it, and their log-probs."""
+    ids = _joined([each for context, drawn, _ in parts for each in (context, drawn)], np.int64)
+    mask = np.repeat(
+        np.tile([False, True], len(parts)), [size for context, drawn, _ in parts for size in (len(context), len(drawn))]
+    )
+    nothing, logprobs = np.zeros(len(ids)), np.zeros(len(ids))
+    logprobs[mask] = _joined([part[2] for part in parts], np.float64)
+    return Sample(ids, mask, logprobs, nothing, nothing, nothing)
+
+
+def opening_row(trajectory: Trajectory, most: int) -> Sample | None:
+    """Returns a chain up to its `most`-th sampled token or to where a template rewrites its history, however it ended.
+
+    Nothing that was drawn later decides which tokens the row holds, so they are a fair sample of what the sampler draws.
+    """
+    parts, left = [], most
+    for number, turn in enumerate(trajectory.turns):
+        if turn.restarts and number:
+            break
+        reply = turn.completion
+        parts.append((turn.context_ids, reply.token_ids[:left], reply.logprobs[:left]))
+        left -= len(parts[-1][1])
+        if not left:
+            break
+    while parts and not len(parts[-1][1]):
+        parts.pop()
+    return row_of(parts) if parts and len(parts[0][0]) else None
+
+
 class _Segment(NamedTuple):
     """The turns of one row, up to its last sampled token, and the reward on the last sampled token of each."""
 

@@ -10,24 +10,27 @@ from __future__ import annotations
 
 import asyncio
 import math
+import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from ..errors import RolloutError
 from ..protocols import TrainableEngine
-from ..types import Completion, Request, Sampling
+from ..types import Completion, Request, Sampling, TokenFit, Trajectory
 
 SIGMAS = 6.0
 """Standard errors that a mean may be off."""
-UNLIKELY = 16.0
-"""An observation with a probability below e to the minus this is a fault."""
-TAILS = {"train/tail_10": 0.1, "train/tail_1": 0.01}
-"""The metrics of the sampled tail, and what each is if the sampler draws from the whole distribution."""
+PROOF = 23.0
+"""Evidence that proves another sampler: a sound run shows so much with a probability of e^-23, 1e-10, per step."""
+EVERY, MOST_TOKENS = 31, 512
+"""Of one chain in `EVERY`, the first tokens test the sampler: a forward pass of so few takes a hundredth of an update."""
 PROMPT_TOKENS, REPLY_TOKENS = 24, 5
 """Tokens of a probe. Each token of the replies is a pass of the engine: several short replies cost less than a long one."""
 CHAINS_PER_PROBE, MIN_PROBES, MAX_PROBES = 32, 4, 8
 """One probe for so many chains of a step, so that all of them cost about a hundredth of it."""
+SAME_SEEDS = 8
+"""Versions that are asked for with the same seeds."""
 PROBE_S = 60.0
 """Seconds that a step waits for the replies."""
 
@@ -65,19 +68,6 @@ def gap_limit(bounds: Format, first: float | None) -> float:
 def is_biased(bounds: Format, gap: float, bias: float, error: float) -> bool:
     """Whether the log-probs differ in one direction: rounding differs in both."""
     return abs(bias) > max(bounds.bias, 0.5 * gap, SIGMAS * error)
-
-
-def is_truncated(seen: float, num_tokens: float, expected: float) -> bool:
-    """Whether too few of the tokens lie in a tail of the distribution that has the probability `expected`.
-
-    Half of it is accepted: the tokens are those of groups whose rewards differ, and these are not a fair sample.
-    """
-    share, limit = seen / num_tokens if num_tokens else 1.0, 0.5 * expected
-    if share >= limit:
-        return False
-    left = 0.0 if share == 0.0 else share * math.log(share / limit)
-    divergence = left + (1.0 - share) * math.log((1.0 - share) / (1.0 - limit))
-    return num_tokens * divergence > UNLIKELY
 
 
 class Moved(NamedTuple):
@@ -131,12 +121,48 @@ class Freshness:
         return score > -self.SIGMAS * math.sqrt(variance) and self.score > -self.SIGMAS * math.sqrt(self.variance)
 
 
+def tests_sampler(trajectory: Trajectory) -> bool:
+    """Whether a chain's tokens test the sampler. Its name alone decides: chosen by its reward, they are no fair sample."""
+    return zlib.crc32(trajectory.id.encode()) % EVERY == 0
+
+
+@dataclass(slots=True)
+class Drawn:
+    """Evidence that tokens were drawn from another distribution than the learner's: `value`, for the sampler in `told`.
+
+    It is the logarithm of a likelihood ratio, added up over steps and never below 0: a fault that begins late is found as soon
+    as one from the start. Under the learner's distribution each ratio has the mean 1, so evidence above x has a probability
+    below e^-x for each step at which it may have begun, whatever the number of tokens and the shape of the distribution.
+    """
+
+    value: float = 0.0
+    told: str = ""
+    ratios: dict[str, float] = field(default_factory=dict)
+    ids: dict[float, Any] = field(default_factory=dict)
+
+    def add(self, fit: TokenFit, rounding: float) -> bool:
+        """Add the tokens of a step. Returns whether they may be the learner's.
+
+        `rounding` is the sum of the squared differences of sampled and recomputed log-probs: so much may be due to it.
+        """
+        for name, ratio in fit.ratios.items():
+            self.ratios[name] = max(0.0, self.ratios.get(name, 0.0) + ratio - rounding)
+        name = max(self.ratios, key=self.ratios.__getitem__)
+        self.value, self.told = self.ratios[name] - math.log(len(self.ratios)), name
+        for often, change in fit.ids.items():
+            grown = self.ids[often] = (change - rounding + self.ids.get(often, 0.0)).clip(min=0.0)
+            found = float(grown.max()) - math.log(len(fit.ids) * len(grown))
+            if found > self.value:
+                self.value, self.told = found, f"{often:g} times as many tokens of id {int(grown.argmax())}"
+        return self.value <= PROOF
+
+
 class Probe:
     """Asks the engine to continue the beginning of a task's prompt after each update.
 
-    The seeds are the same each time, so the replies of two versions begin alike. For the tokens that they have in common the
-    log-probs under both versions are known: `Freshness` tells which of them the engine sampled with. The requests take the path
-    of all chains.
+    The seeds are the same for `SAME_SEEDS` updates, so the replies of two versions begin alike. For the tokens that they have
+    in common the log-probs under both versions are known: `Freshness` tells which of them the engine sampled with. The requests
+    take the path of all chains. With new seeds, the replies are `independent` of all that were asked for before.
     """
 
     def __init__(self, prompt_ids: Sequence[int], sampling: Sampling, num_chains: int = 1) -> None:
@@ -144,6 +170,7 @@ class Probe:
         self.sampling = replace(sampling, max_tokens=REPLY_TOKENS, stop=(), stop_ids=())
         self.num_replies = max(MIN_PROBES, min(MAX_PROBES, num_chains // CHAINS_PER_PROBE))
         self.version: int | None = None
+        self._asks = 0
         self._asked: asyncio.Task[list[Completion]] | None = None
         self._before: list[tuple[list[int], list[float]]] = []  # replies of the version before, with the learner's log-probs
 
@@ -151,18 +178,25 @@ class Probe:
         """Request the replies without waiting for them, unless this version was asked for."""
         if version != self.version and self._asked is None:
             self.version = version
+            self._asks += 1
             self._asked = asyncio.create_task(self._ask(engine, version))
 
     async def _ask(self, engine: TrainableEngine, version: int) -> list[Completion]:
         names = [f"probe-{version}-{number}" for number in range(self.num_replies)]
+        first = 20_011 + (self._asks - 1) // SAME_SEEDS * MAX_PROBES
         try:
             return await asyncio.gather(*(
-                engine.generate(Request(list(self.prompt_ids), replace(self.sampling, seed=20_011 + number), session=name))
+                engine.generate(Request(list(self.prompt_ids), replace(self.sampling, seed=first + number), session=name))
                 for number, name in enumerate(names)
             ))  # fmt: skip
         finally:
             for name in names:
                 engine.release(name)
+
+    @property
+    def independent(self) -> bool:
+        """Whether the replies were drawn with new seeds."""
+        return self._asks % SAME_SEEDS == 1
 
     async def settle(self) -> None:
         """Wait until the requests have ended: beside chains they would change the rounding of the chains' log-probs."""

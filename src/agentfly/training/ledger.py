@@ -9,7 +9,7 @@
 - after an update the engine samples from the new version, with the learner's weights or a proven copy of them, and has never
   reused a key or value of older weights for a new request;
 - what the engine samples after an update fits the new weights and not those before (`Probe`), at any learning rate;
-- the sampler draws from the whole distribution, unless the config truncates it;
+- the sampler draws from the learner's distribution (`Drawn`), unless the config truncates it;
 - an update with a gradient changes the weights, and the optimizer has counted every step of the run;
 - not more than `max_failed_share` of a step's chains are untrainable.
 """
@@ -20,9 +20,23 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
 from ..errors import InvariantError
+from ..learn.samples import opening_row, row_of
 from ..protocols import Learner, ReplicatedEngine, TrainableEngine
-from ..types import Completion, Outcome, Trajectory
-from .evidence import COPY, FULL, TAILS, Format, Freshness, Probe, gap_limit, is_biased, is_partly_stale, is_truncated
+from ..types import Completion, Outcome, Sample, TokenFit, Trajectory
+from .evidence import (
+    COPY,
+    FULL,
+    MOST_TOKENS,
+    PROOF,
+    Drawn,
+    Format,
+    Freshness,
+    Probe,
+    gap_limit,
+    is_biased,
+    is_partly_stale,
+    tests_sampler,
+)
 
 REMEMBERED = 100_000
 """Chains whose names are kept, to notice one that is trained twice."""
@@ -58,7 +72,7 @@ class Ledger:
         self.first_probe: float | None = None
         self.adam_steps: float | None = 0.0
         self.fresh = Freshness()
-        self.tail: Counter[str] = Counter()
+        self.drawn = Drawn()
         self.max_failed_share = max_failed_share
         self.max_lag = max_lag
         self.admitted = 0
@@ -139,7 +153,6 @@ class Ledger:
                 f"average (standard error {error:.2g}): rounding has no direction, so the engine records other log-probs than "
                 f"those that it samples with. The weights were not changed"
             )
-        self._check_tail(metrics)
 
     def _check_gap(self, name: str, gap: float, told: str, end: str) -> None:
         limit = self.max_logprob_gap
@@ -148,21 +161,6 @@ class Ledger:
                 f"{told} by {gap:.4g} nats on average (limit {limit:.4g}): the engine sampled from other weights, another "
                 f"temperature or other tokens than those being trained. {end}"
             )
-
-    def _check_tail(self, metrics: Mapping[str, float]) -> None:
-        count = metrics.get("train/tail_tokens", 0.0)
-        if self.truncates or not count:
-            return
-        self.tail["tokens"] += round(count)
-        for name, expected in TAILS.items():
-            self.tail[name] += round(count * metrics[name])
-            seen, tokens = self.tail[name], self.tail["tokens"]
-            if not self._note(name.partition("/")[2], not is_truncated(seen, tokens, expected), seen / tokens, expected):
-                raise InvariantError(
-                    f"{seen} of {tokens} sampled tokens are from the least probable {expected:.0%} of the learner's "
-                    f"distribution: the engine truncates (top_p, top_k or min_p), but the config does not. The weights were "
-                    f"not changed"
-                )
 
     def check_learned(self, metrics: Mapping[str, float]) -> None:
         """Check after an update that the optimizer did its work, and that it has done so in every step of the run."""
@@ -181,18 +179,30 @@ class Ledger:
             )
         self.adam_steps = counted
 
-    def check_probe(self, probe: Probe, replies: Sequence[Completion], learner: Learner) -> dict[str, float]:
-        """Compare the log-probs of a probe's replies with the learner's. Returns ledger/probe_gap if chains overlap updates.
+    def check_probe(
+        self, probe: Probe, replies: Sequence[Completion], learner: Learner, groups: Sequence[Sequence[Trajectory]] = ()
+    ) -> dict[str, float]:
+        """Compare a probe's replies, and tokens of some chains, with the learner's distributions. Returns what was measured.
 
-        The learner's weights must be those that were published when the probe was asked.
+        The learner's weights must be those that were published when the probe was asked. Where chains are older than the
+        weights, only the probe tests the sampler.
         """
         replies = [reply for reply in replies if reply.token_ids and set(reply.versions) == {learner.version}]
-        own = learner.reply_logprobs(probe.prompt_ids, [reply.token_ids for reply in replies])
+        chains = [] if self.max_lag != 0 or self.truncates else [chain for group in groups for chain in group]
+        openings = [opening_row(chain, MOST_TOKENS) for chain in chains if tests_sampler(chain)]
+        rows = [row_of([(probe.prompt_ids, reply.token_ids, reply.logprobs)]) for reply in replies]
+        rows += [row for row in openings if row is not None]
+        if not rows:
+            return {}
+        num_drawn = 0 if self.truncates else len(rows) - (0 if probe.independent else len(replies))
+        fit = learner.examine(rows, num_drawn)
+        metrics = self._check_drawn(fit, rows[len(rows) - num_drawn :]) if num_drawn else {}
+        if not replies:
+            return metrics
+        own = fit.logprobs[: len(replies)]
         gaps = [
             abs(a - b) for reply, scores in zip(replies, own, strict=True) for a, b in zip(scores, reply.logprobs, strict=True)
         ]
-        if not gaps:
-            return {}
         gap = sum(gaps) / len(gaps)
         self.first_probe = gap if self.first_probe is None else self.first_probe
         moved = probe.compare(replies, own)
@@ -204,10 +214,22 @@ class Ledger:
                 f"not reach what it samples from"
             )
         if self.max_lag == 0:  # the gap of the chains themselves tells more
-            return {}
+            return metrics
         told = "the engine's and the learner's log-probs of a probe differ"
         self._check_gap("probe_gap", gap, told, "The weights were not changed")
-        return {"ledger/probe_gap": gap}
+        return metrics | {"ledger/probe_gap": gap}
+
+    def _check_drawn(self, fit: TokenFit, rows: Sequence[Sample]) -> dict[str, float]:
+        sampled = [value for row in rows for value in row.logprobs[row.mask].tolist()]
+        own = [value for scores in fit.logprobs[len(fit.logprobs) - len(rows) :] for value in scores]
+        fits = self.drawn.add(fit, sum((a - b) ** 2 for a, b in zip(sampled, own, strict=True)))
+        if not self._note("whole_distribution", fits, self.drawn.value, PROOF):
+            raise InvariantError(
+                f"the tokens of the run fit a sampler with {self.drawn.told} better than the learner's distribution (by "
+                f"{self.drawn.value:.0f} nats, limit {PROOF:g}): the engine draws from another distribution than the one whose "
+                f"log-probs it records. The weights were not changed"
+            )
+        return {"ledger/sampler_evidence": max(0.0, self.drawn.value), "ledger/sampler_tokens": float(len(own))}
 
     def check_published(self, engine: TrainableEngine, learner: Learner) -> None:
         """Check after publishing that the engine samples from the learner's weights."""

@@ -342,7 +342,7 @@ class Trainer:
 
                 try:
                     with timed(metrics, "time/ledger_s"):
-                        metrics |= self.ledger.check_probe(self.probe, replies, self.learner)
+                        metrics |= self.ledger.check_probe(self.probe, replies, self.learner, groups)
                     learned = self.learner.update(
                         groups, self.ledger.check_update, hold if self.overlaps else None, self.config.rollout.max_lag
                     )

@@ -1,15 +1,18 @@
-"""Measurements that only a fault changes: how far weights moved, and where in its distribution each token was drawn.
+"""Measurements that only a fault changes: how far weights moved, and how well tokens fit the learner's distributions.
 
 They read a sample, so that all of them together take well under a hundredth of a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from ...types import TokenFit
 
 PICKED = 2048
 """Numbers that are read of each tensor of a model that must not change."""
@@ -17,9 +20,18 @@ STEPPED = 256
 """Numbers of each tensor whose optimizer step is computed again."""
 ROUNDING = 3e-7
 """Relative difference of a weight that a few roundings to float32 make."""
-POSITIONS = 512
-"""Tokens of an update, at most, whose place in their distribution is computed."""
-GOLDEN = 0.6180339887498949
+TEMPERATURES = (0.6, 0.8, 0.9, 1.1, 1.3, 1.6)
+MIN_PS, TOP_PS = (0.02, 0.05, 0.1), (0.8, 0.9, 0.95, 0.98)
+RATIOS = [
+    *(f"{each:g} times the temperature" for each in TEMPERATURES),
+    *(f"min_p = {each:g}" for each in MIN_PS),
+    *(f"top_p = {each:g}" for each in TOP_PS),
+]
+"""The samplers that a run's sampler is compared with."""
+OFTEN = (0.1, 4.0)
+"""And those that draw one id so many times as often."""
+LEAK = 0.02
+"""Share of a truncating sampler's draws that are from the whole distribution: otherwise one token outside disproves it."""
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -61,20 +73,36 @@ def same(before: list[Tensor], after: list[Tensor]) -> bool:
     return all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
-def to_place(tokens: Tensor, fresh: Tensor, count: int) -> Tensor:
-    """Returns the places in `tokens` of those whose position is computed: some of the fresh ones of `count` tokens."""
-    return torch.nonzero((tokens % max(1, -(-count // POSITIONS)) == 0) & fresh)[:, 0]
-
-
 @torch.no_grad()
-def positions(logits: Tensor, targets: Tensor, tokens: Tensor) -> Tensor:
-    """Returns the position of each target in its distribution, from 0 (the most probable token) to 1 (the least).
+def fit(logits: Tensor, targets: Tensor) -> Tensor:
+    """Returns sums over tokens of log-likelihood ratios: of each of `RATIOS`, then for each of `OFTEN` that of every id.
 
-    It is the probability of all more probable tokens, plus a fixed share of the target's own that depends on its number alone:
-    uniform on [0, 1] if, and only if, the target was drawn from the whole distribution.
+    Under softmax(logits) every ratio has the mean 1, so that a large product of many proves another sampler.
     """
-    probs = torch.softmax(logits.float(), -1)
-    own = probs.gather(1, targets[:, None])
-    above = probs.masked_fill(probs <= own, 0.0).sum(-1)
-    equal = probs.masked_fill(probs != own, 0.0).sum(-1)
-    return above + equal * (tokens.double() * GOLDEN).frac().to(probs.dtype)
+    logs = torch.log_softmax(logits.float(), -1)
+    probs, own = logs.exp(), logs.gather(1, targets[:, None])
+    ratios = [own[:, 0] * (1.0 / each - 1.0) - torch.logsumexp(logs / each, -1) for each in TEMPERATURES]
+    lowest = logs.max(-1, keepdim=True).values
+    for share in MIN_PS:
+        kept = logs >= lowest + math.log(share)
+        ratios.append(_leaking(kept.gather(1, targets[:, None])[:, 0] / probs.masked_fill(~kept, 0.0).sum(-1)))
+    above = probs.masked_fill(logs <= own, 0.0).sum(-1)
+    equal = probs.masked_fill(logs != own, 0.0).sum(-1).clamp(min=1e-30)
+    ratios += [_leaking(((share - above) / equal).clamp(0.0, 1.0) / share) for share in TOP_PS]
+    seen = torch.bincount(targets, minlength=logits.shape[1])
+    of_ids = [math.log(often) * seen - torch.log1p((often - 1.0) * probs).sum(0) for often in OFTEN]
+    return torch.cat([torch.stack(ratios).sum(1), *of_ids])
+
+
+def token_fit(logprobs: list[list[float]], found: Sequence[Tensor]) -> TokenFit:
+    """Returns the sum of what `fit` found in some batches."""
+    if not found:
+        return TokenFit(logprobs, {}, {})
+    whole = torch.stack(list(found)).double().sum(0).cpu()
+    of_ids = whole[len(RATIOS) :].reshape(len(OFTEN), -1).numpy()
+    return TokenFit(logprobs, dict(zip(RATIOS, whole.tolist(), strict=False)), dict(zip(OFTEN, of_ids, strict=True)))
+
+
+def _leaking(ratio: Tensor) -> Tensor:
+    """The logarithm of the likelihood ratio of a sampler that truncates all but a few of its draws."""
+    return (LEAK + (1.0 - LEAK) * ratio).log()

@@ -10,6 +10,7 @@ import copy
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,11 @@ def examine(config: Any, max_context: int | None = None) -> list[Finding]:
     model = make_miniature(config, max_context)
     fix_rope(model, max_context or 64)
     sampled, trained = why_not_sampled(model), why_not_trained(text, max_context) or why_not_causal(model)
+    reference = cache(lambda: _alone(model, _samples()))  # one row at a time: slow for recurrent layers
     tries: list[tuple[str, Callable[[Any], str]]] = [
-        ("trained", _train), ("checkpointed", _checkpoint), ("adapted", _adapt), ("exported", _export),
+        ("trained", lambda own: _compare(own, OptimSettings(), *reference())),
+        ("checkpointed", lambda own: _compare(own, OptimSettings(gradient_checkpointing=True), *reference())),
+        ("adapted", _adapt), ("exported", _export),
     ]  # fmt: skip
     found = [Finding("sampled", sampled is None, sampled or "by the local engine, over slots and over pages")]
     if trained is not None:
@@ -96,10 +100,9 @@ def _alone(model: Any, samples: list[Sample]) -> tuple[torch.Tensor, list[torch.
     return torch.cat(found), [weight.grad.clone() for weight in model.parameters() if weight.grad is not None]
 
 
-def _compare(model: Any, optim: OptimSettings) -> str:
+def _compare(model: Any, optim: OptimSettings, want: torch.Tensor, slopes: list[torch.Tensor]) -> str:
     """How the learner runs rows. Raises ConfigError if log-probs or gradients are not those of the rows alone."""
     samples = _samples()
-    want, slopes = _alone(model, samples)
     scorer = Scorer(model)
     shape = scorer.prepare(optim)
     got, pushed = _scores(scorer, Rows(samples), shape)
@@ -110,14 +113,6 @@ def _compare(model: Any, optim: OptimSettings) -> str:
     if not far <= 1e-2 * max(float(slope.norm()) for slope in slopes):
         raise ConfigError(f"{shape} rows have other gradients than rows alone")
     return {"shared": "rows packed, prompts shared", "packed": "rows packed", "padded": "rows padded"}[shape]
-
-
-def _train(model: Any) -> str:
-    return _compare(model, OptimSettings())
-
-
-def _checkpoint(model: Any) -> str:
-    return _compare(model, OptimSettings(gradient_checkpointing=True))
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ from ..batching import MicroBatch, Shape
 from ..budget import TokenBudget
 from ..head import head_scores, serves
 from ..settings import OptimSettings
-from .evidence import positions
+from .evidence import OFTEN, RATIOS, fit
 
 # Logits that may exist at the same time if no chunk is set.
 MAX_LOGITS = 2**26
@@ -54,13 +54,13 @@ class Head:
 class Scores:
     """Scores per sampled token of a micro batch. `hidden` is the head's input, for a value head on the same backbone.
 
-    `positions` are those of some tokens in their distributions (`evidence.positions`).
+    `fit` is that of some tokens (`evidence.fit`).
     """
 
     logprobs: Tensor
     entropies: Tensor | None
     hidden: Tensor | None
-    positions: Tensor | None = None
+    fit: Tensor | None = None
 
 
 class Scorer:
@@ -111,20 +111,29 @@ class Scorer:
         *,
         entropy: EntropyMode = "none",
         keep_hidden: bool = False,
-        placed: Tensor | None = None,
+        drawn: Tensor | None = None,
     ) -> Scores:
-        """`placed` are the places in `batch.tokens` of those whose position in the distribution is wanted."""
+        """`drawn` are the places in `batch.tokens` of those whose fit is wanted."""
         if self.head is None:
-            return self._by_forward(batch, entropy, keep_hidden, placed)
+            return self._by_forward(batch, entropy, keep_hidden, drawn)
         hidden = self.head.backbone(batch)
         found = self._by_head(batch, hidden, entropy, keep_hidden)
-        if placed is None:
+        if drawn is None:
             return found
+        logits = self.head.logits
         with torch.no_grad():
-            return replace(found, positions=self._positions(self.head.logits(hidden[placed]), batch, placed))
+            return replace(
+                found, fit=self._fit(lambda places: logits(hidden[places]), _vocabulary(self.head.linear), batch, drawn)
+            )
 
-    def _positions(self, logits: Tensor, batch: MicroBatch, placed: Tensor) -> Tensor:
-        return positions(logits / self.temperature, batch.targets[placed], batch.tokens[placed])
+    def _fit(self, logits: Callable[[Tensor], Tensor], width: int, batch: MicroBatch, drawn: Tensor) -> Tensor:
+        """The fit of the tokens at these places, some at a time. `width` is the size of the vocabulary."""
+        found = torch.zeros(len(RATIOS) + len(OFTEN) * width, device=drawn.device)
+        chunk = max(1, MAX_LOGITS // (8 * width))
+        for start in range(0, len(drawn), chunk):
+            places = drawn[start : start + chunk]
+            found += fit(logits(places) / self.temperature, batch.targets[places])
+        return found
 
     def _by_head(self, batch: MicroBatch, hidden: Tensor, entropy: EntropyMode, keep_hidden: bool) -> Scores:
         assert self.head is not None
@@ -158,12 +167,13 @@ class Scorer:
         assert self.head is not None
         return self._read(self.head.logits(hidden), targets, entropy)
 
-    def _by_forward(self, batch: MicroBatch, entropy: EntropyMode, keep_hidden: bool, placed: Tensor | None = None) -> Scores:
+    def _by_forward(self, batch: MicroBatch, entropy: EntropyMode, keep_hidden: bool, drawn: Tensor | None = None) -> Scores:
         output: Any = self.model(input_ids=batch.input_ids, use_cache=False, output_hidden_states=keep_hidden)
         logits = output.logits.flatten(0, 1)[batch.where].float()
         logprobs, entropies = self._read(logits, batch.targets, entropy)
         hidden = output.hidden_states[-1].flatten(0, 1)[batch.where] if keep_hidden else None
-        return Scores(logprobs, entropies, hidden, None if placed is None else self._positions(logits[placed], batch, placed))
+        found = Scores(logprobs, entropies, hidden)
+        return found if drawn is None else replace(found, fit=self._fit(logits.__getitem__, logits.shape[1], batch, drawn))
 
     def _read(self, logits: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
         if self.temperature != 1.0:

@@ -15,6 +15,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,12 +23,12 @@ from ...codec import decode, encode
 from ...errors import AgentFlyError, ConfigError, RankError
 from ...kernels import launching_on
 from ...kernels.memory import ROOM
-from ...types import Trajectory
+from ...types import Sample, TokenFit, Trajectory
 from ..algorithms import Algorithm, Chains, Credit
 from ..algorithms.objective import Minibatch
-from ..batching import MicroBatch, Rows, Shape
+from ..batching import MicroBatch, Shape
 from ..experience import Experience
-from ..learner import PolicyLearner
+from ..learner import Divide, PolicyLearner
 from ..metrics import Totals
 from ..model.critic import hidden_width
 from ..model.logprobs import Scores
@@ -35,6 +36,7 @@ from ..model.lora import FOLDER as ADAPTER
 from ..model.lora import adapter_weights, adapters, is_adapted
 from ..model.storage import in_buckets, load_state, save_checkpoint_model
 from ..optim import Optimizer
+from ..samples import row_of
 from .division import rank_batches
 from .files import (
     FOLDER,
@@ -175,9 +177,9 @@ class RankLearner(PolicyLearner):
         raise AssertionError("unreachable: `together` raises")
 
     def _scored(
-        self, experience: Experience, rows: Sequence[int], score: Callable[[MicroBatch], Tensor]
+        self, divide: Divide, rows: Sequence[int], score: Callable[[MicroBatch], Tensor]
     ) -> Iterator[tuple[MicroBatch, Tensor]]:
-        for batch in self._batches(experience, rows):
+        for batch in divide(rows):
             yield batch, score(batch)
 
     def _loss(
@@ -283,37 +285,32 @@ class RankLearner(PolicyLearner):
 
     # -- other commands --------------------------------------------------------------------------------------------------------
 
-    def logprobs(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[float]:
-        return self._lead_scores(prompt_ids, token_ids, self._scorer.temperature)
-
-    def reply_logprobs(self, prompt_ids: Sequence[int], replies: Sequence[Sequence[int]]) -> list[list[float]]:
-        return [self.logprobs(prompt_ids, reply) for reply in replies]
+    def examine(self, samples: Sequence[Sample], drawn: int = 0) -> TokenFit:
+        return self._lead(samples, drawn, self._scorer.temperature)
 
     def score(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
         """Returns the log-prob of every id from the second on."""
-        return self._lead_scores(ids[:1], ids[1:], temperature)
+        return self._lead([row_of([(ids[:1], ids[1:], [0.0] * (len(ids) - 1))])], 0, temperature).logprobs[0]
 
-    def _lead_scores(self, prompt_ids: Sequence[int], token_ids: Sequence[int], temperature: float) -> list[float]:
-        arguments = [list(map(int, prompt_ids)), list(map(int, token_ids)), float(temperature)]
-        with self._ranks.leading("logprobs"):
-            self._ranks.broadcast(encode(arguments))
-            return self._scores(*arguments)
+    def _lead(self, samples: Sequence[Sample], drawn: int, temperature: float) -> TokenFit:
+        rows = [(sample.token_ids.tolist(), sample.mask.tolist()) for sample in samples]
+        with self._ranks.leading("examine"):
+            self._ranks.broadcast(encode([rows, drawn, float(temperature), self._budget.tokens]))
+            return self._examine(samples, drawn, temperature)
         raise AssertionError("unreachable: `leading` raises")
 
-    def _follow_logprobs(self) -> None:
-        self._scores(*decode(self._ranks.broadcast(None)))
+    def _follow_examine(self) -> None:
+        rows, drawn, temperature, self._budget.tokens = decode(self._ranks.broadcast(None))
+        nothing: Any = [np.zeros(len(ids)) for ids, _ in rows]
+        made = [Sample(ids, mask, none, none, none, none) for (ids, mask), none in zip(rows, nothing, strict=True)]
+        self._examine(made, drawn, temperature)
 
-    def _scores(self, prompt_ids: Any, token_ids: Any, temperature: Any) -> list[float]:
+    def _examine(self, samples: Sequence[Sample], drawn: int, temperature: float) -> TokenFit:
         former, self._scorer.temperature = self._scorer.temperature, temperature
         try:
-            return super().logprobs(prompt_ids, token_ids)
+            return super().examine(samples, drawn)
         finally:
             self._scorer.temperature = former
-
-    def _score_row(self, row: Rows) -> list[float]:
-        batch = row.tensors([0], self.device) if self._shape == "padded" else row.packed([0], self.device)
-        found: list[float] = self._scorer(batch).logprobs.tolist()
-        return found
 
     def weights(self) -> Iterator[list[tuple[str, Tensor]]]:
         """Yield the whole weights in buckets, on rank 0. Each bucket is one command; the other ranks keep nothing of it."""
@@ -492,7 +489,7 @@ class RankLearner(PolicyLearner):
     def follow(self) -> None:
         """Run the commands of rank 0 until it stops. Raises RankError if it is lost, ConfigError if the memory is full."""
         handlers: dict[str, Callable[..., None]] = {
-            name: getattr(self, f"_follow_{name}") for name in ("update", "logprobs", "weights", "save", "load")
+            name: getattr(self, f"_follow_{name}") for name in ("update", "examine", "weights", "save", "load")
         }
         while True:
             name, arguments = self._ranks.receive()

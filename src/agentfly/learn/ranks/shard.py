@@ -94,11 +94,11 @@ class ShardedScorer(Scorer):
         register_fsdp_forward_method(model, "agentfly_hidden")
 
     def _score(
-        self, batch: MicroBatch, entropy: EntropyMode, keep_hidden: bool, placed: Tensor | None
+        self, batch: MicroBatch, entropy: EntropyMode, keep_hidden: bool, drawn: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         # FSDP finds the tensors whose gradients it waits for in a tuple, not in a dataclass.
-        found = super().__call__(batch, entropy=entropy, keep_hidden=keep_hidden, placed=placed)
-        return found.logprobs, found.entropies, found.hidden, found.positions
+        found = super().__call__(batch, entropy=entropy, keep_hidden=keep_hidden, drawn=drawn)
+        return found.logprobs, found.entropies, found.hidden, found.fit
 
     def __call__(
         self,
@@ -106,10 +106,10 @@ class ShardedScorer(Scorer):
         *,
         entropy: EntropyMode = "none",
         keep_hidden: bool = False,
-        placed: Tensor | None = None,
+        drawn: Tensor | None = None,
     ) -> Scores:
         model: Any = self.model
-        scores = Scores(*model.agentfly_score(batch, entropy, keep_hidden, placed))
+        scores = Scores(*model.agentfly_score(batch, entropy, keep_hidden, drawn))
         free(model)
         return scores
 

@@ -15,6 +15,8 @@ from ....errors import ConfigError
 
 MAX_WEIGHTS = 200_000_000
 MAX_LAYERS = 6
+UNIFORM = ("mamba", "mamba2", "falcon_mamba", "xlstm", "rwkv")
+"""Families whose layers are all alike and slow: two of them show what six do."""
 REACH = 4
 """Tokens that a window or a selection of a miniature holds."""
 
@@ -24,7 +26,7 @@ _SIZES = {
     "n_embd": 64, "d_model": 64, "word_embed_proj_dim": 64, "ffn_dim": 48, "q_lora_rank": 24, "kv_lora_rank": 16,
     "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "index_head_dim": 32, "index_n_heads": 2,
     "vocab_size_per_layer_input": 160, "hidden_size_per_layer_input": 16, "global_head_dim": 16, "query_pre_attn_scalar": 16,
-    "rotary_dim": 8, "n_positions": 512, "max_position_embeddings": 512, "n_ctx": 512,
+    "chunk_size": 16, "mamba_chunk_size": 16, "rotary_dim": 8, "n_positions": 512, "max_position_embeddings": 512, "n_ctx": 512,
 }  # fmt: skip
 _REACHES = ("sliding_window", "attention_chunk_size", "index_topk", "window_size", "sliding_window_size")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -82,7 +84,8 @@ def _smaller(text: Any, shrinks: bool, max_context: int | None) -> dict[str, Any
     kinds: dict[str, int] = {}
     for at, kind in enumerate(zip(*lists.values(), strict=True)):
         kinds.setdefault(repr(kind), at)
-    kept = sorted({0, 1, *kinds.values()} if lists else range(min(count, MAX_LAYERS)))[:MAX_LAYERS]
+    kept = sorted({0, 1, *kinds.values()} if lists else range(min(count, 2 if text.model_type in UNIFORM else MAX_LAYERS)))
+    kept = kept[:MAX_LAYERS]
     found |= {name: [value[at] for at in kept] for name, value in lists.items()}
     found |= {name: len(kept) for name in ("num_hidden_layers", "n_layer", "num_layers") if name in found}
     limit = max_context or int(found.get("max_position_embeddings") or 1 << 30)
