@@ -11,7 +11,6 @@ import difflib
 import json
 import tomllib
 import types
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,9 +25,6 @@ from .learn.settings import LoraSettings, LossSettings, OptimSettings
 from .recipes import find_config
 from .resources.spec import check_settings
 from .types import Reaction, Sampling
-
-OLD_KEYS = {"train.minibatches": "train.num_minibatches"}
-"""Old names of keys. They are accepted with a FutureWarning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,7 +354,6 @@ class Config:
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any]) -> Config:
         """Build from nested tables over the algorithm's defaults. Raises ConfigError for a key that is unknown or not read."""
-        tree = _rename_old_keys(tree)
         if isinstance(table := tree.get("algorithm"), Mapping) and table:
             raise _unknown("algorithm", table)
         chosen = canonical(tree.get("algorithm", "grpo"))
@@ -545,19 +540,6 @@ def _build(cls: Any, tree: Any, prefix: str) -> Any:
     except ConfigError as error:
         section = prefix.rstrip(".")
         raise ConfigError(str(error) if str(error).startswith(section) else f"{section}: {error}") from error
-
-
-def _rename_old_keys(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    for old, new in OLD_KEYS.items():
-        (section, old_name), new_name = old.split("."), new.rpartition(".")[2]
-        table = tree.get(section)
-        if not isinstance(table, Mapping) or old_name not in table:
-            continue
-        if new_name in table:
-            raise ConfigError(f"{old} is the old name of {new}: remove one of the two")
-        warnings.warn(f"the config key {old} is now called {new}; please rename it", FutureWarning, stacklevel=3)
-        tree = {**tree, section: {new_name if key == old_name else key: value for key, value in table.items()}}
-    return tree
 
 
 def _unknown(dotted: str, value: Any) -> ConfigError:

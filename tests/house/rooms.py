@@ -53,7 +53,7 @@ ROOMS = {
     "runs": Room(8, 3_010),
     "pocket": Room(9, 260),
     "watch": Room(9, 2_050),
-    "config": Room(9, 520),
+    "config": Room(9, 503),
     "build": Room(10, 150),
     "planning": Room(10, 700),
     "training": Room(11, 5_030),
@@ -131,7 +131,7 @@ MAX_ANY = 955
 # What stands above a limit today. A row goes when its file, function, name or folder keeps the limit: the test asks for it.
 LONG_FILES: dict[str, int] = {
     "cli/commands.py": 479,
-    "config.py": 657,
+    "config.py": 639,
     "engines/local/decode_batch.py": 532,
     "engines/local/engine.py": 591,
     "envs/check.py": 459,
