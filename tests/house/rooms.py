@@ -60,7 +60,7 @@ ROOMS = {
     "verl": Room(12, 1_280),
     "health": Room(12, 920),
     "api": Room(13, 180),
-    "view": Room(13, 1_760),
+    "view": Room(13, 1_750),
     "cli": Room(14, 2_040),
     "__main__": Room(15, 8),
     "__init__": Room(16, 67),
