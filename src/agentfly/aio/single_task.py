@@ -85,7 +85,7 @@ class SingleTask:
     def started(self) -> bool:
         return self._task is not None
 
-    async def run(self, awaitable: Any) -> Any:
+    async def run(self, awaitable: Awaitable[Any]) -> Any:
         """Return what `awaitable` gives. Cancelling this call cancels `awaitable`.
 
         A call that overlaps another one runs in the task of its caller, because a chain may wait for several answers at once.
@@ -208,5 +208,5 @@ class SingleTask:
         call.settle(value, error)
 
 
-async def _await(awaitable: Any) -> Any:
+async def _await(awaitable: Awaitable[Any]) -> Any:
     return await awaitable

@@ -15,7 +15,7 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -290,7 +290,7 @@ def _refuse(job: _Job) -> None:
     job.done(None, WorldError("the thread was abandoned before it came to this call"))
 
 
-async def _await(awaitable: Any) -> Any:
+async def _await(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
 
 

@@ -23,7 +23,7 @@ REFUSED = {"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"}
 MAX_SHOWN = 200
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `query` to the command line."""
     query = commands.add_parser("query", help="run one SELECT over the store of a run, read-only")
     query.add_argument("run_dir", metavar="RUN", help="the folder of the run")

@@ -19,7 +19,7 @@ COMPARES_SIBLINGS = ("grpo", "dr_grpo", "rloo")
 """The algorithms whose advantage is 0 if all chains of a task have the same reward."""
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `show` to the command line."""
     show = commands.add_parser("show", help="print trajectories of a run and mark the trained tokens")
     show.add_argument("run_dir", metavar="RUN", help="the folder of the run")
