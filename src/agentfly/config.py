@@ -513,7 +513,7 @@ _SAMPLING_HELP = {
 }
 
 
-def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:
+def _set(tree: dict[str, Any], dotted: str, value: object) -> None:
     *parents, last = dotted.split(".")
     for parent in parents:
         tree = tree.setdefault(parent, {})
@@ -542,7 +542,7 @@ def _build(cls: Any, tree: Any, prefix: str) -> Any:
         raise ConfigError(str(error) if str(error).startswith(section) else f"{section}: {error}") from error
 
 
-def _unknown(dotted: str, value: Any) -> ConfigError:
+def _unknown(dotted: str, value: object) -> ConfigError:
     while isinstance(value, Mapping) and value:  # name the whole key of another library's nested table
         key, value = next(iter(value.items()))
         dotted = f"{dotted}.{key}"
@@ -557,7 +557,7 @@ def _unknown(dotted: str, value: Any) -> ConfigError:
     return ConfigError(f"unknown config key {dotted!r}; {hint}")
 
 
-def _convert(value: Any, hint: Any, key: str) -> Any:
+def _convert(value: object, hint: object, key: str) -> Any:
     """Returns the value as the field's type. Raises ConfigError for another type.
 
     Integers become floats, and a string becomes a list of names: `agent.tools = "add, subtract"`.
@@ -627,7 +627,7 @@ def _toml_name(name: str) -> str:
     return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else json.dumps(name)
 
 
-def _toml_value(value: Any) -> str:
+def _toml_value(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)):

@@ -22,7 +22,7 @@ class _TimedCall:
 
     __slots__ = ("describe", "looks", "started", "subject", "watch")
 
-    def __init__(self, watch: StallWatch, describe: Callable[[Any], str], subject: Any) -> None:
+    def __init__(self, watch: StallWatch, describe: Callable[[Any], str], subject: object) -> None:
         self.watch, self.describe, self.subject = watch, describe, subject
         self.started, self.looks = time.monotonic(), 0
 
@@ -41,7 +41,7 @@ class StallWatch:
         self.calls: dict[int, _TimedCall] = {}
         self.thread: threading.Thread | None = None
 
-    def watch(self, describe: Callable[[Any], str], subject: Any) -> _TimedCall:
+    def watch(self, describe: Callable[[Any], str], subject: object) -> _TimedCall:
         """Returns a context. `describe(subject)` names the call, if it has to be named."""
         if self.thread is None:
             self.thread = threading.Thread(target=self._look, name="agentfly-stalls", daemon=True)

@@ -235,7 +235,7 @@ class ThreadPool:
             thread.abandon(job=job)
             raise
 
-    def _done(self, thread: _PoolThread, future: asyncio.Future[Outcome], value: Any, error: BaseException | None) -> None:
+    def _done(self, thread: _PoolThread, future: asyncio.Future[Outcome], value: object, error: BaseException | None) -> None:
         _deliver(future, value, error)
         if thread.usable:
             with self._lock:
@@ -262,7 +262,7 @@ def _outcome(fn: Callable[[], Any]) -> Outcome:
         return None, error
 
 
-def _deliver(future: asyncio.Future[Outcome], value: Any, error: BaseException | None) -> None:
+def _deliver(future: asyncio.Future[Outcome], value: object, error: BaseException | None) -> None:
     """Complete a future from another thread."""
     with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits for this any more
         future.get_loop().call_soon_threadsafe(_settle, future, (value, error))

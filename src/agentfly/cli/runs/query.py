@@ -108,7 +108,7 @@ def _authorize(action: int, first: str | None, second: str | None, *_: Any) -> i
     return sqlite3.SQLITE_OK if action in ALLOWED else sqlite3.SQLITE_DENY
 
 
-def _json(value: Any) -> Any:
+def _json(value: object) -> Any:
     if isinstance(value, bytes):
         return f"<{len(value)} bytes>"
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -131,7 +131,7 @@ def _print(names: list[str], rows: list[tuple[Any, ...]]) -> None:
     print(f"{len(rows)} {'row' if len(rows) == 1 else 'rows'}")
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     from ...watch.tables import clean
 
     if value is None:

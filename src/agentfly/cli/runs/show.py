@@ -136,7 +136,7 @@ def to_json(row: ChainRow, trajectory: Trajectory, trained: list[bool] | None, r
     return {**_plain(asdict(row)), "untrained": reason, "messages": messages, "turns": _plain(turns)}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """JSON has no NaN and no infinity: None instead."""
     if isinstance(value, float):
         return value if value - value == 0 else None
