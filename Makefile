@@ -7,7 +7,7 @@ RUN_TESTS = $(BIN)/python scripts/run_tests.py --workers $(WORKERS) $(if $(AGAIN
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-fast test-nightly check format docs bench pocket pocket-worlds clean
+.PHONY: help setup quickstart test test-fast test-nightly check lint types house format docs bench pocket pocket-worlds clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -33,10 +33,16 @@ test: $(STAMP) ## run all tests (AGAIN=1: failed ones once more, alone; WORKERS=
 test-nightly: $(STAMP) ## run the tests that `make test` leaves out
 	$(RUN_TESTS) --nightly
 
-check: $(STAMP) ## lint, format, types and the test of the architecture
+check: lint types house ## lint, format, types and the test of the architecture (make -j2: at the same time)
+
+lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(STAMP)
 	$(BIN)/mypy
+
+house: $(STAMP)
 	$(BIN)/python -m pytest tests/house
 
 format: $(STAMP) ## apply ruff's fixes and formatting

@@ -4,6 +4,7 @@ and `nightly`."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -27,9 +28,21 @@ settings.register_profile("agentfly", settings.get_profile("search"), derandomiz
 settings.load_profile("agentfly")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of `slow.txt`, which `make test-fast` leaves out, and those of `nightly.txt`, which `make test` does."""
+def longest_first(items: list[pytest.Item], times: Path) -> None:
+    """Order the tests by the seconds of their files; the tests of a file stay together and in order."""
+    rows = re.findall(r"^\| (tests/\S+\.py) \| (\d+) \|$", times.read_text(encoding="utf-8"), re.MULTILINE)
+    seconds = {times.parent.parent / path: int(number) for path, number in rows}
+    items.sort(key=lambda item: -seconds.get(item.path, 0))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests of `slow.txt`, which `make test-fast` leaves out, and those of `nightly.txt`, which `make test` does.
+
+    Workers of pytest-xdist begin with the files that take longest, so that they end together.
+    """
     root = Path(__file__).parent
+    if hasattr(config, "workerinput"):
+        longest_first(items, root / "times.md")
     for mark in (pytest.mark.slow, pytest.mark.nightly):
         lines = (root / f"{mark.name}.txt").read_text(encoding="utf-8").splitlines()
         named = {line for line in lines if line and not line.startswith("#")}

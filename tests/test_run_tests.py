@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.util
 import tomllib
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
+
+from tests.conftest import longest_first
 
 PROGRAM = Path(__file__).parent.parent / "scripts" / "run_tests.py"
 PASSES = "def test_sound():\n    pass\n"
@@ -58,7 +61,7 @@ def test_times_are_written_per_part_folder_file_and_test_into_the_section_of_the
     program: ModuleType, tmp_path: Path
 ) -> None:
     suite(tmp_path, "import time\n\ndef test_slow():\n    time.sleep(2.1)\n")
-    times = tmp_path / "times.md"
+    times = tmp_path / "tests" / "times.md"
     times.write_text(f"{program.TITLE}\n\n## make bench\n\nkept\n\n## make test\n\nformer\n")
     assert program.main(["--workers", "1", "--times", str(times)]) == 0
     title, bench, test = times.read_text().split("\n\n## ")
@@ -67,6 +70,9 @@ def test_times_are_written_per_part_folder_file_and_test_into_the_section_of_the
     assert "former" not in test
     for name in ("tests/sandbox", "tests", "tests/test_suite.py", "tests/test_suite.py::test_slow"):
         assert f"| {name} | " in test
+    items: Any = [SimpleNamespace(path=tmp_path / "tests" / name) for name in ("test_a.py", "test_suite.py", "test_a.py")]
+    longest_first(items, times)  # what is written is what orders the files
+    assert [item.path.name for item in items] == ["test_suite.py", "test_a.py", "test_a.py"]
 
 
 def test_both_parts_run_and_the_end_names_what_failed(
@@ -91,7 +97,18 @@ def test_a_test_that_passes_the_second_time_is_unsteady_and_fails_nothing(
 
 def test_the_fast_part_leaves_out_slow_tests(program: ModuleType, tmp_path: Path) -> None:
     suite(tmp_path, f"import pytest\n{PASSES}\n@pytest.mark.slow\n{FAILS}\n@pytest.mark.nightly\n{FAILS}")
+    (tmp_path / "tests" / "slow.txt").write_text("# slow\ntests/scale\ntests/test_suite.py::test_broken\n")
+    (tmp_path / "tests" / "scale").mkdir()
+    (tmp_path / "tests" / "scale" / "test_many.py").write_text("raise RuntimeError('imported')\n")
     assert program.main(["--workers", "1", "--fast"]) == 0
+
+
+def test_processes_of_the_suite_read_compiled_files(
+    program: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    suite(tmp_path, "import sys\n\ndef test_sound():\n    assert not sys.dont_write_bytecode\n")
+    assert program.main(["--workers", "1"]) == 0
 
 
 def test_without_again_an_unsteady_test_fails_the_run(program: ModuleType, tmp_path: Path) -> None:
@@ -124,3 +141,13 @@ def test_every_unsteady_test_that_is_listed_exists() -> None:
     for row in rows:
         path, _, name = row.split("|")[1].strip().strip("`").partition("::")
         assert f"def {name.partition('[')[0]}(" in (root / path).read_text(encoding="utf-8"), row
+
+
+@pytest.mark.parametrize("name", ["slow.txt", "nightly.txt"])
+def test_what_a_list_of_tests_names_exists(name: str) -> None:
+    root = PROGRAM.parent.parent
+    for line in (root / "tests" / name).read_text(encoding="utf-8").splitlines():
+        path, _, function = line.partition("::")
+        if line and not line.startswith("#"):
+            assert (root / path).exists(), line
+            assert not function or f"def {function}(" in (root / path).read_text(encoding="utf-8"), line

@@ -61,5 +61,7 @@ def virtual_time(monkeypatch: pytest.MonkeyPatch) -> Clock:
     for module in ("agentfly.rollout.activity", "agentfly.tools.calls"):
         monkeypatch.setattr(f"{module}.perf_counter", clock.read)
     monkeypatch.setattr(time, "sleep", clock.sleep)
+    # How long a loop of Python 3.12 or newer waits at its end for the threads of `to_thread`: the time does not know of them.
+    monkeypatch.setattr(asyncio.constants, "THREAD_JOIN_TIMEOUT", None, raising=False)
     monkeypatch.setattr(asyncio.events, "new_event_loop", lambda: asyncio.SelectorEventLoop(_Selector(clock)))
     return clock

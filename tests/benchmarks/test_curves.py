@@ -33,20 +33,22 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
             algorithm=algorithm,
             seed=seed,
             steps=3,
+            validation_count=2,
+            threads=1,
             num_tasks=2,
             num_chains=2,
-            run={"dir": str(folder), "name": f"{algorithm}-{seed}", "threads": 1},
+            run={"dir": str(folder), "name": f"{algorithm}-{seed}"},
             progress=Progress(3),
         )
         made.append(result.directory)
     return made
 
 
-@pytest.fixture
-def collected(runs: list[Path], tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def collected(runs: list[Path]) -> Path:
     import curves
 
-    path = tmp_path / "curves.json"
+    path = runs[0].parent / "curves.json"
     assert curves.main(["collect", *map(str, runs), "--json", str(path)]) == 0
     return path
 

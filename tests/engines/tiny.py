@@ -14,6 +14,7 @@ import transformers
 
 from agentfly.engines.local import LocalEngine
 from agentfly.engines.local.page_allocator import PAGE_SIZE
+from agentfly.engines.options import CACHE_SIZES
 from agentfly.types import Completion, Request, Sampling
 from tests.close import ROUNDING, error_of_norm
 
@@ -94,6 +95,8 @@ def run(work: Callable[[LocalEngine], Awaitable[Any]], model: Any = None, **opti
 
 @asynccontextmanager
 async def opened(model: Any = None, **options: Any) -> Any:
+    if not options.keys() & set(CACHE_SIZES):
+        options["kv_gib"] = 1 / 64  # of these models 29,000 tokens; the default is up to 2 GiB, written at once over pages
     engine = LocalEngine(make_model() if model is None else model, byte_tokenizer(), **options)
     try:
         yield engine

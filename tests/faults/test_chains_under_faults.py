@@ -54,7 +54,7 @@ def open_handles() -> int:
     [
         ("loop", {"kill": 0.1, "crash": 0.1, "slow": 0.1}, 200),
         ("thread", {"kill": 0.1, "crash": 0.1, "slow": 0.1}, 60),
-        ("process", {"kill": 0.1, "crash": 0.1, "hang": 0.05, "corrupt": 0.05}, 30),
+        ("process", {"kill": 0.1, "crash": 0.1, "hang": 0.05, "corrupt": 0.05}, 12),
     ],
 )
 def test_every_chain_ends_with_a_typed_outcome_and_everything_is_given_back(

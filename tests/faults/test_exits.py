@@ -55,7 +55,8 @@ def play(tools: list[Any], kind: str, placement: str | None = None, row: dict[st
     resources = None if placement is None else {"pools": {"Leaver": {"placement": placement}}}
     engine = ScriptedEngine([CALL % kind, "Answer: done"])
     agent = ReactAgent(engine, tools=tools, renderer=ByteRenderer(), resources=resources, **options)
-    return list(agent.run_sync([{"question": "q", **(row or {})}], num_chains=3))
+    num_chains = 1 if placement == "process" else 3  # a process takes most of a second to start
+    return list(agent.run_sync([{"question": "q", **(row or {})}], num_chains=num_chains))
 
 
 @pytest.mark.parametrize("kind", EXITS)
@@ -102,7 +103,7 @@ def test_an_exit_of_reset_or_close_costs_at_most_its_chain(placement: str, metho
         return "ok"
 
     row = {"leave": method, "kind": kind}
-    assert [trajectory.outcome for trajectory in play([act], kind, placement, row)] == [outcome] * 3
+    assert {trajectory.outcome for trajectory in play([act], kind, placement, row)} == {outcome}
 
 
 @pytest.mark.parametrize("kind", [kind for kind in EXITS if kind != "cancelled"])

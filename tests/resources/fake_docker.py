@@ -30,6 +30,8 @@ class Container:
     process: asyncio.subprocess.Process | None = None
     client: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    starting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """As in the real engine, no container is removed during its start: its process would be left."""
 
 
 class FakeDocker:
@@ -120,7 +122,10 @@ class FakeDocker:
         if found is None:
             return 404, {"message": f"No such container: {path}"}
         if method == "POST" and words[2:] == ["start"] and found.client is not None:
-            await self._start(found)
+            async with found.starting:
+                if found.name not in self.containers:
+                    return 404, {"message": f"No such container: {path}"}
+                await self._start(found)
             return 204, None
         if method == "DELETE":
             await self._remove(found)
@@ -168,7 +173,8 @@ class FakeDocker:
             one.tasks[0].cancel()
 
     async def _remove(self, one: Container) -> None:
-        self.containers.pop(one.name, None)
+        async with one.starting:
+            self.containers.pop(one.name, None)
         if one.process is not None:
             for pid in descendants(one.process.pid):
                 with contextlib.suppress(ProcessLookupError):
