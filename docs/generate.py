@@ -1,7 +1,8 @@
 """Write the tables of the documentation from the code.
 
-In: README.md and docs/**/*.md with marks `<!-- generated: NAME -->` ... `<!-- /generated -->`. Out: the same files with the
-tables between the marks made anew. `--check` writes nothing and fails if a file would change. Refuses a NAME without a table.
+In: README.md, docs/**/*.md and pyproject.toml with marks `<!-- generated: NAME -->` ... `<!-- /generated -->`. Out: the same
+files with what stands between the marks made anew. `--check` writes nothing and fails if a file would change. Refuses a NAME
+without a table.
 """
 
 from __future__ import annotations
@@ -141,38 +142,18 @@ def names_table(kind: str) -> Callable[[], str]:
     return lambda: table((kind.removesuffix("s"), "what it does"), ([code(n), _says(kind, n)] for n in plugins.BUILTIN[kind]))
 
 
-EXTRAS = {
-    "parquet": "data sets in Parquet files",
-    "tensorboard": "the TensorBoard tracker",
-    "wandb": "the Weights & Biases tracker",
-    "mlflow": "the MLflow tracker",
-    "trackio": "the Trackio tracker",
-    "opentelemetry": "the OpenTelemetry tracker: spans of steps, chains, replies and tool calls",
-    "plot": "`agentfly plot` to .png and .pdf files (.svg needs nothing)",
-    "pandas": "`to_pandas()` of results and runs",
-    "vllm": "vLLM as the sampler, in this process",
-    "ray": "samplers, environment hosts and learner ranks over the nodes of a Ray cluster (`cluster.address`)",
-    "verl": 'verl as the backend (`backend = "verl"`); see [scale.md](scale.md) for the wheels',
-    "smollm2": "the model SmolLM2-135M",
-    "scienceworld": "the world ScienceWorld, with its Java runtime",
-    "search": "a Redis cache for the web search of the world search",
-    "faiss": "FAISS indexes for dense retrieval",
-    "serve": "servers: environments over the network, the search server, the dashboard",
-    "view": "the dashboard, `agentfly view`",
-    "bench": "benchmarks that compare with Jupyter kernels",
-    "webshop": "the light tagger HanTa for WebShop's data; without the published noun file 54 of 57 rewards are the original's",
-    "math-verify": "the reward `math_verify`",
-    "hub": "data sets of the Hugging Face hub (`hf://...`)",
-    "browser": "tests that drive a real Chromium",
-    "docs": "building this documentation",
-    "all": "what most users need of the above",
-    "dev": "tests, linters and types",
-}
+def extras() -> dict[str, dict[str, Any]]:
+    return tomllib.loads((ROOT / "src" / "agentfly" / "extras.toml").read_text(encoding="utf-8"))
 
 
 def extras_table() -> str:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return table(("extra", "for"), ([code(f"agentfly[{name}]"), EXTRAS[name]] for name in project["optional-dependencies"]))
+    return table(("extra", "for"), ([code(f"agentfly[{name}]"), row["for"]] for name, row in extras().items()))
+
+
+def untyped_packages() -> str:
+    """The optional packages as a setting of mypy: one that is not installed, or has no types, is no error."""
+    names = sorted(name for row in extras().values() for name in row.get("packages", ()))
+    return "module = [\n" + "".join(f'  "{name}.*",\n' for name in names) + "]\n# "
 
 
 def commands_table() -> str:
@@ -341,6 +322,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "models": models_table,
     "config": config_table,
     "extras": extras_table,
+    "untyped_packages": untyped_packages,
     "commands": commands_table,
     "memory": memory_table,
     "metrics": metrics_table,
@@ -381,7 +363,10 @@ def _plan() -> dict[str, Any]:
 
 
 def pages() -> list[Path]:
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "pyproject.toml")),
+        *sorted((ROOT / "docs").rglob("*.md")),
+    ]
 
 
 def generated(text: str) -> str:

@@ -93,17 +93,14 @@ def test_overrides_are_toml_values_or_plain_strings() -> None:
     assert to_toml({"a": None, "b": {"c d": 1}}) == '[b]\n"c d" = 1\n'
 
 
-def test_an_old_key_is_accepted_with_a_warning_that_names_the_new_one() -> None:
-    with pytest.warns(FutureWarning, match="train.minibatches is now called train.num_minibatches"):
-        config = Config.from_dict({"train": {"minibatches": 4}})
-    assert config.train.num_minibatches == 4
-    with pytest.raises(ConfigError, match="remove one of the two"):
-        Config.from_dict({"train": {"minibatches": 4, "num_minibatches": 4}})
+def test_the_refusal_of_an_old_key_names_the_new_one() -> None:
+    with pytest.raises(ConfigError, match=r"unknown config key 'train.minibatches'.*'train.num_minibatches'"):
+        Config.from_dict({"train": {"minibatches": 4}})
 
 
-def test_an_old_key_is_accepted_as_an_argument_of_train_too() -> None:
-    assert full_key("minibatches") == "train.minibatches"
+def test_the_last_part_of_a_key_is_enough_for_an_argument_of_train() -> None:
     assert full_key("num_minibatches") == "train.num_minibatches"
+    assert full_key("train.num_minibatches") == "train.num_minibatches"
 
 
 @pytest.mark.parametrize("name", ["../two", "/tmp/two", "a/../../two", "."])

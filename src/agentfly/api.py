@@ -16,7 +16,7 @@ from typing import Any
 from .agents.base import BaseAgent
 from .aio.threads import run_to_end
 from .build import build_agent, build_tasks, open_directory
-from .config import OLD_KEYS, SECTIONS, Config, apply_overrides, keys
+from .config import SECTIONS, Config, apply_overrides, keys
 from .engines import check_engine, check_trained_sampling
 from .errors import ConfigError
 from .runs import RunDirectory
@@ -195,7 +195,7 @@ def config_for(agent: BaseAgent, data: Any, settings: Mapping[str, Any]) -> Conf
 
 def full_key(name: str) -> str:
     """`lr` to `train.lr`. Dotted, top-level and section names stay as they are; keys of warm_start need their full name."""
-    every = [key for key, *_ in keys()] + list(OLD_KEYS)
+    every = [key for key, *_ in keys()]
     if "." in name or name in every or any(key.startswith(f"{name}.") for key in every):
         return name
     found = [key for key in every if key.rpartition(".")[2] == name and not key.startswith("warm_start.")]

@@ -11,7 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from .errors import ConfigError
 
 
-def setting(default: Any, text: str = "", **limits: float) -> Any:
+def setting(default: object, text: str = "", **limits: float) -> Any:
     """A dataclass field with help text. `limits` are `low` and `high` (inclusive) and `above` (exclusive)."""
     metadata = {"help": text, **limits}
     if isinstance(default, (list, dict)):
@@ -43,7 +43,7 @@ def check_fields(settings: Any, prefix: str = "") -> None:
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
+def _hints(kind: object) -> dict[str, Any]:
     return get_type_hints(kind)
 
 

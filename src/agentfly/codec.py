@@ -41,14 +41,14 @@ def register(cls: type, check: Callable[[Any], None] | None = None) -> None:
     _records[cls.__name__] = (cls, tuple(each.name for each in fields(cls)), check)
 
 
-def encode(value: Any) -> bytes:
+def encode(value: object) -> bytes:
     """Raises `NotEncodable` for a value that is not listed above, or is nested more than about 500 levels deep, or more than
     MAX_EXTENSIONS levels of tuples and records.
     """
     return _encode(value, 0)
 
 
-def _encode(value: Any, level: int) -> bytes:
+def _encode(value: object, level: int) -> bytes:
     import msgpack
 
     extend = _extend if level == 0 else partial(_extend, level=level)

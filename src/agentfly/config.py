@@ -11,7 +11,6 @@ import difflib
 import json
 import tomllib
 import types
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,9 +25,6 @@ from .learn.settings import LoraSettings, LossSettings, OptimSettings
 from .recipes import find_config
 from .resources.spec import check_settings
 from .types import Reaction, Sampling
-
-OLD_KEYS = {"train.minibatches": "train.num_minibatches"}
-"""Old names of keys. They are accepted with a FutureWarning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,7 +354,6 @@ class Config:
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any]) -> Config:
         """Build from nested tables over the algorithm's defaults. Raises ConfigError for a key that is unknown or not read."""
-        tree = _rename_old_keys(tree)
         if isinstance(table := tree.get("algorithm"), Mapping) and table:
             raise _unknown("algorithm", table)
         chosen = canonical(tree.get("algorithm", "grpo"))
@@ -518,7 +513,7 @@ _SAMPLING_HELP = {
 }
 
 
-def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:
+def _set(tree: dict[str, Any], dotted: str, value: object) -> None:
     *parents, last = dotted.split(".")
     for parent in parents:
         tree = tree.setdefault(parent, {})
@@ -547,20 +542,7 @@ def _build(cls: Any, tree: Any, prefix: str) -> Any:
         raise ConfigError(str(error) if str(error).startswith(section) else f"{section}: {error}") from error
 
 
-def _rename_old_keys(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    for old, new in OLD_KEYS.items():
-        (section, old_name), new_name = old.split("."), new.rpartition(".")[2]
-        table = tree.get(section)
-        if not isinstance(table, Mapping) or old_name not in table:
-            continue
-        if new_name in table:
-            raise ConfigError(f"{old} is the old name of {new}: remove one of the two")
-        warnings.warn(f"the config key {old} is now called {new}; please rename it", FutureWarning, stacklevel=3)
-        tree = {**tree, section: {new_name if key == old_name else key: value for key, value in table.items()}}
-    return tree
-
-
-def _unknown(dotted: str, value: Any) -> ConfigError:
+def _unknown(dotted: str, value: object) -> ConfigError:
     while isinstance(value, Mapping) and value:  # name the whole key of another library's nested table
         key, value = next(iter(value.items()))
         dotted = f"{dotted}.{key}"
@@ -575,7 +557,7 @@ def _unknown(dotted: str, value: Any) -> ConfigError:
     return ConfigError(f"unknown config key {dotted!r}; {hint}")
 
 
-def _convert(value: Any, hint: Any, key: str) -> Any:
+def _convert(value: object, hint: object, key: str) -> Any:
     """Returns the value as the field's type. Raises ConfigError for another type.
 
     Integers become floats, and a string becomes a list of names: `agent.tools = "add, subtract"`.
@@ -645,7 +627,7 @@ def _toml_name(name: str) -> str:
     return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else json.dumps(name)
 
 
-def _toml_value(value: Any) -> str:
+def _toml_value(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)):

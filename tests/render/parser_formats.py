@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from agentfly.render.parsers.detect import _access
-from agentfly.render.parsers.probe import Probe
+from agentfly.render.parsers.probe import ParserProbe
 from agentfly.types import ToolCall
 
 _NAME, _ARGUMENTS = "{{ c.function.name }}", "{{ c.function.arguments | tojson }}"
@@ -139,8 +139,8 @@ FORMATS = {
 
 
 @lru_cache
-def probe(template: str) -> Probe:
-    return Probe(_access(template)[1])
+def probe(template: str) -> ParserProbe:
+    return ParserProbe(_access(template)[1])
 
 
 def written(name: str, *calls: ToolCall) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentfly.sandbox.interpreter.removal import remove_tree
-from agentfly.sandbox.runtime.usage import Files, Hidden, Proc, cpu_ns
+from agentfly.sandbox.runtime.usage import Hidden, Proc, SessionFiles, cpu_ns
 
 from .test_removal import nest
 
@@ -25,8 +25,8 @@ def proc() -> Iterator[Proc]:
     os.close(fd)
 
 
-def counted(folder: Path, max_count: int = 10_000) -> Files:
-    files = Files()
+def counted(folder: Path, max_count: int = 10_000) -> SessionFiles:
+    files = SessionFiles()
     files.add_folder(str(folder), 1 << 40, max_count)
     return files
 
@@ -60,7 +60,7 @@ def test_depth_and_rights_hide_nothing(tmp_path: Path) -> None:
 
 
 def test_deleted_files_count_while_they_are_open_or_mapped(tmp_path: Path, proc: Proc) -> None:
-    def seen() -> Files:
+    def seen() -> SessionFiles:
         files = counted(tmp_path)
         proc.descriptors(os.getpid(), files)
         files.add_mapped(proc.mappings(os.getpid()), os.fsencode(tmp_path) + b"/", 64 * MB)
@@ -78,7 +78,7 @@ def test_deleted_files_count_while_they_are_open_or_mapped(tmp_path: Path, proc:
 
 
 def test_a_mapping_without_a_descriptor_counts_as_the_largest_file(tmp_path: Path) -> None:
-    files = Files()
+    files = SessionFiles()
     line = b"7f00-7f01 rw-s 00000000 fe:00 4711                       " + os.fsencode(tmp_path) + b"/f (deleted)"
     other = b"7f00-7f01 r-xp 00000000 fe:00 4712                       /usr/lib/libx.so (deleted)"
     files.add_mapped([line, line, other], os.fsencode(tmp_path) + b"/", 64 * MB)
@@ -109,10 +109,10 @@ def test_a_living_process_that_cannot_be_read_is_hidden_and_one_that_ended_is_no
     assert not proc.is_alive(pid)
     assert proc.mappings(pid) == []
     os.waitpid(pid, 0)
-    proc.descriptors(pid, Files())
+    proc.descriptors(pid, SessionFiles())
     assert cpu_ns(pid) == -1
     with pytest.raises(Hidden):
-        Refusing(proc.fd).descriptors(pid, Files())
+        Refusing(proc.fd).descriptors(pid, SessionFiles())
     with pytest.raises(Hidden):
         Refusing(proc.fd).mappings(pid)
 

@@ -15,7 +15,7 @@ from agentfly.cli import main
 from agentfly.config import Config
 from agentfly.planning import CARDS, PUBLISHED, Layout, find_plans, find_shape, fitted, make_plan, memory_of, show_plan, step_of
 from agentfly.planning.shapes import SHAPES, shape_of
-from agentfly.planning.throughput import Work, held_back_errors, read_fit
+from agentfly.planning.throughput import StepWork, held_back_errors, read_fit
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ["agent.model=pocket", "agent.max_turns=4", "sampling.max_tokens=128", "rollout.num_tasks=32", "rollout.num_chains=8"]
@@ -265,8 +265,8 @@ def test_a_sampler_that_one_gpu_cannot_hold_is_spread_by_verl() -> None:
     assert "learner.ranks = 8" in show_plan(plan_of(8, "7B"))
 
 
-def work(**changes: Any) -> Work:
-    base = Work(chains=512, turns=8, reply=100, row=1000, latency_s=0.1, turn_cpu_s=0.001, cores=16)
+def work(**changes: Any) -> StepWork:
+    base = StepWork(chains=512, turns=8, reply=100, row=1000, latency_s=0.1, turn_cpu_s=0.001, cores=16)
     return dataclasses.replace(base, **changes)
 
 

@@ -17,7 +17,7 @@ from agentfly.view import live
 from agentfly.view.app import STATIC, Dashboard, StaticFiles, make_app
 from agentfly.view.chats import Chats
 from agentfly.view.library import Library
-from agentfly.view.live import Changes
+from agentfly.view.live import LibraryWatcher
 
 from .stored import BEARER, TOKEN, make_run
 
@@ -27,7 +27,7 @@ DEADLINE_S = 240.0
 def fetch(runs: Path, static: Path, *paths: str, **headers: str) -> list[httpx.Response]:
     async def work() -> list[httpx.Response]:
         library = Library(runs)
-        app = make_app(library, Changes(library), Chats(library), static=static)
+        app = make_app(library, LibraryWatcher(library), Chats(library), static=static)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client:
             found = [await client.get(path, headers=headers) for path in paths]
         library.close()

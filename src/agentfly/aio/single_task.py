@@ -33,7 +33,7 @@ class _Call:
     cancelled: BaseException | None = None
     resumed: bool = False
 
-    def send(self, value: Any) -> Any:
+    def send(self, value: object) -> Any:
         if self.resumed:
             return self.coroutine.send(value)
         self.resumed = True
@@ -53,7 +53,7 @@ class _Call:
         if self.alarm is not None and not self.alarm.rings:
             self.alarm.expire()
 
-    def settle(self, value: Any, error: BaseException | None) -> None:
+    def settle(self, value: object, error: BaseException | None) -> None:
         if not self.done.done():  # a value and an error: StopIteration cannot be set on a future
             self.done.set_result((value, error))
 
@@ -85,7 +85,7 @@ class SingleTask:
     def started(self) -> bool:
         return self._task is not None
 
-    async def run(self, awaitable: Any) -> Any:
+    async def run(self, awaitable: Awaitable[Any]) -> Any:
         """Return what `awaitable` gives. Cancelling this call cancels `awaitable`.
 
         A call that overlaps another one runs in the task of its caller, because a chain may wait for several answers at once.
@@ -208,5 +208,5 @@ class SingleTask:
         call.settle(value, error)
 
 
-async def _await(awaitable: Any) -> Any:
+async def _await(awaitable: Awaitable[Any]) -> Any:
     return await awaitable

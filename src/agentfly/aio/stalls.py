@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 LOOK_S = 5.0
 
 
-class _Call:
+class _TimedCall:
     """One call. Nested calls of a thread are named by the outermost."""
 
     __slots__ = ("describe", "looks", "started", "subject", "watch")
 
-    def __init__(self, watch: StallWatch, describe: Callable[[Any], str], subject: Any) -> None:
+    def __init__(self, watch: StallWatch, describe: Callable[[Any], str], subject: object) -> None:
         self.watch, self.describe, self.subject = watch, describe, subject
         self.started, self.looks = time.monotonic(), 0
 
@@ -38,15 +38,15 @@ class StallWatch:
     """The calls that run on event loops now, by thread."""
 
     def __init__(self) -> None:
-        self.calls: dict[int, _Call] = {}
+        self.calls: dict[int, _TimedCall] = {}
         self.thread: threading.Thread | None = None
 
-    def watch(self, describe: Callable[[Any], str], subject: Any) -> _Call:
+    def watch(self, describe: Callable[[Any], str], subject: object) -> _TimedCall:
         """Returns a context. `describe(subject)` names the call, if it has to be named."""
         if self.thread is None:
             self.thread = threading.Thread(target=self._look, name="agentfly-stalls", daemon=True)
             self.thread.start()
-        return _Call(self, describe, subject)
+        return _TimedCall(self, describe, subject)
 
     def forget(self) -> None:
         """Start empty: the child of a fork has no thread that looks."""

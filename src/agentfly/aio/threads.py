@@ -15,7 +15,7 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -235,7 +235,7 @@ class ThreadPool:
             thread.abandon(job=job)
             raise
 
-    def _done(self, thread: _PoolThread, future: asyncio.Future[Outcome], value: Any, error: BaseException | None) -> None:
+    def _done(self, thread: _PoolThread, future: asyncio.Future[Outcome], value: object, error: BaseException | None) -> None:
         _deliver(future, value, error)
         if thread.usable:
             with self._lock:
@@ -262,7 +262,7 @@ def _outcome(fn: Callable[[], Any]) -> Outcome:
         return None, error
 
 
-def _deliver(future: asyncio.Future[Outcome], value: Any, error: BaseException | None) -> None:
+def _deliver(future: asyncio.Future[Outcome], value: object, error: BaseException | None) -> None:
     """Complete a future from another thread."""
     with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits for this any more
         future.get_loop().call_soon_threadsafe(_settle, future, (value, error))
@@ -290,7 +290,7 @@ def _refuse(job: _Job) -> None:
     job.done(None, WorldError("the thread was abandoned before it came to this call"))
 
 
-async def _await(awaitable: Any) -> Any:
+async def _await(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
 
 

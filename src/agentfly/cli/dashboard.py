@@ -36,7 +36,7 @@ STOP_S = 10.0
 WILDCARDS = ("0.0.0.0", "::")
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `view` to the command line."""
     view = commands.add_parser("view", help="look at runs in the browser, live while they train")
     view.add_argument("folder", metavar="RUNS_DIR", nargs="?", default="runs", help="the folder of the runs (default: runs)")

@@ -45,7 +45,7 @@ class _Unread(Exception):
     """The output pipe is closed, as in `agentfly envs play NAME | head -3`."""
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `envs` and its verbs to the command line."""
     parser = commands.add_parser("envs", help="worlds: list them, check, measure or play one")
     parser.set_defaults(run=run_list, verb="list")
@@ -246,7 +246,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def add_check_tests(commands: Any) -> None:
+def add_check_tests(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `check-tests` to the command line."""
     parser = commands.add_parser("check-tests", help="list the rows that their own solution does not pass, or that cheats pass")
     parser.add_argument("data", metavar="DATA", help="a file, a task set, or a file in the shape of MBPP, HumanEval or GSM8K")

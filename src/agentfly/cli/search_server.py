@@ -13,7 +13,7 @@ from ..envs.search.serve.protocol import DEFAULT_PORT, TOKEN_VARIABLE
 ENCODER_OPTIONS = ("max_length", "passage_prefix", "pooling", "query_prefix")
 
 
-def add_command(commands: Any) -> None:
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command and its options to the subparsers of the command line."""
     parser = commands.add_parser("search-server", help="serve a corpus to many trainers over HTTP")
     parser.add_argument("--corpus", default="encyclopaedia", help="a file of passages (JSONL, .gz too), or encyclopaedia")

@@ -44,7 +44,7 @@ class Displayed:
     def _repr_html_(self) -> str:
         raise NotImplementedError
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         # A kernel cannot send half of a surrogate pair: the cell would fail. Codes of a terminal in a text would be obeyed.
         return {"text/plain": visible(repr(self)), "text/html": self._repr_html_()}
 
@@ -73,7 +73,7 @@ def safe(text: object, limit: int = MAX_TEXT) -> str:
 # ---- values --------------------------------------------------------------------------------------------------------------
 
 
-def trajectory_html(trajectory: Any, trained: Sequence[bool] | None = None) -> str:
+def trajectory_html(trajectory: object, trained: Sequence[bool] | None = None) -> str:
     """One chain: its figures, its opening messages, and a fold per turn. `trained` is the learner's record of each token."""
     page = _Page()
     page.add(f"<div>{_chips(trajectory)}</div>")
@@ -101,7 +101,7 @@ def run_html(
     facts: Mapping[str, Any],
     curves: Mapping[str, Sequence[float]],
     tables: Mapping[str, tuple[Sequence[str], Sequence[Sequence[Any]]]],
-    sample: Any = None,
+    sample: object = None,
 ) -> str:
     """A run: facts as chips, curves, tables as (columns, rows), and a chain."""
     page = _Page()
@@ -215,7 +215,7 @@ def _chips(trajectory: Any) -> str:
     return "".join(_chip(name, value) for name, value in facts.items())
 
 
-def _chip(name: str, value: Any) -> str:
+def _chip(name: str, value: object) -> str:
     head = f"<span style='opacity:.65'>{safe(name, 60)} </span>" if name else ""
     return f"<span style='{_CHIP}'>{head}{safe(value, 400)}</span>"
 
@@ -249,7 +249,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return f"<table style='{style}'><tr style='background:none'>{head}</tr>{body}</table>"
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

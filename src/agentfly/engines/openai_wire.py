@@ -44,7 +44,7 @@ def from_answer(text: bytes | str) -> Completion:
             arguments = function.get("arguments")
             if isinstance(arguments, dict):  # as some servers send them
                 arguments = json.dumps(arguments)
-            calls.append(_Call(_text(call.get("id")), _text(function["name"]), _text(arguments)))
+            calls.append(_WireCall(_text(call.get("id")), _text(function["name"]), _text(arguments)))
         return _complete(_content(message.get("content")), calls, choice.get("finish_reason"))
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise EngineError("the server's answer is not a chat completion") from error
@@ -56,7 +56,7 @@ class ChatStream:
     def __init__(self, on_text: Callable[[str], None]) -> None:
         self._on_text = on_text
         self._parts: list[str] = []
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, _WireCall] = {}
         self._finish: str | None = None
         self.done = False
 
@@ -92,7 +92,7 @@ class ChatStream:
     def _delta(self, choice: Mapping[str, Any]) -> str:
         delta = choice.get("delta") or {}
         for piece in delta.get("tool_calls") or ():
-            call = self._calls.setdefault(int(piece.get("index") or 0), _Call("", "", ""))
+            call = self._calls.setdefault(int(piece.get("index") or 0), _WireCall("", "", ""))
             function = piece.get("function") or {}
             call.id = call.id or _text(piece.get("id"))
             call.name += _text(function.get("name"))
@@ -101,7 +101,7 @@ class ChatStream:
         return _content(delta.get("content"))
 
 
-class _Call:
+class _WireCall:
     def __init__(self, id: str, name: str, arguments: str) -> None:  # noqa: A002  its name on the wire
         self.id, self.name, self.arguments = id, name, arguments
 
@@ -129,7 +129,7 @@ def _content(value: Any) -> str:
     return _text(value)
 
 
-def _complete(text: str, calls: list[_Call], finish: Any) -> Completion:
+def _complete(text: str, calls: list[_WireCall], finish: Any) -> Completion:
     read = [call.read() for call in calls[:MAX_CALLS]]
     if len(calls) > MAX_CALLS:
         read.append(ToolCall("", {}, error=f"only the first {MAX_CALLS} calls of a reply are read"))

@@ -27,11 +27,11 @@ from ..resources.spec import Spec, spec_of
 from ..types import Task
 from . import check_conduct, check_effects
 from .check_growth import grows
-from .check_report import Check, Failed, Report, Skipped, Status
+from .check_report import CheckResult, Failed, Report, Skipped, Status
 from .check_subject import EnvCall, Play, Subject, episode, refused, steps_of, text
 from .worlds import as_tasks
 
-__all__ = ["Check", "Report", "check_env"]
+__all__ = ["CheckResult", "Report", "check_env"]
 
 SEEDS = 6
 """Random episodes per task that are compared with each other: what is rare shows in one of them."""
@@ -133,11 +133,11 @@ class _Examination:
                 status, detail = "failed", str(error)
             except Exception as error:  # noqa: BLE001 - any way an environment can fail is a finding
                 status, detail = "failed", f"{type(error).__name__}: {error}"
-            self.report.checks.append(Check(name, status, detail or ""))
+            self.report.checks.append(CheckResult(name, status, detail or ""))
             if status == "failed" and (self.hung or name in (rows[0][0], rows[1][0])):
                 # Every further call would wait for the same hang, or carry the same long text.
                 why = f"{self.hung} hangs: see {name!r}" if self.hung else f"see {name!r}"
-                self.report.checks += [Check(other, "not checked", why) for other, _ in rows[len(self.report.checks) :]]
+                self.report.checks += [CheckResult(other, "not checked", why) for other, _ in rows[len(self.report.checks) :]]
                 break
         check_effects.restore(self.before)
         if self.report.ok:

@@ -1,4 +1,4 @@
-"""The result of an examination: one `Check` per question, in a `Report` that prints itself."""
+"""The result of an examination: one `CheckResult` per question, in a `Report` that prints itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Status = Literal["passed", "failed", "not checked"]
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class CheckResult:
     name: str
     status: Status
     detail: str = ""
@@ -23,7 +23,7 @@ class Report:
     """
 
     name: str
-    checks: list[Check] = field(default_factory=list)
+    checks: list[CheckResult] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -35,10 +35,10 @@ class Report:
         return self.ok and all(check.status == "passed" for check in self.checks)
 
     @property
-    def failed(self) -> list[Check]:
+    def failed(self) -> list[CheckResult]:
         return [check for check in self.checks if check.status == "failed"]
 
-    def __getitem__(self, name: str) -> Check:
+    def __getitem__(self, name: str) -> CheckResult:
         return next(check for check in self.checks if check.name == name)
 
     def __str__(self) -> str:

@@ -119,7 +119,7 @@ def open_run(directory: RunDirectory, store: RunStore) -> Run:
 
 def read_chains(run: Run, store: RunStore, checks: dict[str, Check]) -> None:
     """Decode every chain once: check it by itself, and keep what the checks of steps need."""
-    texts = _Texts(run.checkpoints, checks["texts"])
+    texts = _TextComparison(run.checkpoints, checks["texts"])
     for row, body in store.scan():
         run.num_stored[row.split] += 1
         try:
@@ -180,7 +180,7 @@ def draw_of(chain: str) -> tuple[int, int] | None:
     return (int(named[1]), int(named[2])) if named else None
 
 
-class _Texts:
+class _TextComparison:
     """Compares the text of each reply with what the tokenizer of the newest checkpoint makes of its ids."""
 
     def __init__(self, checkpoints: list[Path], check: Check) -> None:

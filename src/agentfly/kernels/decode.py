@@ -22,7 +22,7 @@ from . import ALMOST_ONE
 CHANGES = 128  # rows or pages of one program
 
 
-class Rows(NamedTuple):
+class DecodeRows(NamedTuple):
     """The tensors of the decode batch. All are contiguous, with one line per row."""
 
     ints: Tensor  # int64
@@ -187,7 +187,7 @@ def _end(
     tl.store(base + LEFT, left, mask=known)
 
 
-def apply_changes(changes: Tensor, counts: Sequence[int], rows: Rows, step: Tensor, *, left: int, drawn: int) -> None:
+def apply_changes(changes: Tensor, counts: Sequence[int], rows: DecodeRows, step: Tensor, *, left: int, drawn: int) -> None:
     """Change rows of the decode batch, and set `step` to -1.
 
     `changes` (int32) holds four counts, then
@@ -209,7 +209,7 @@ def apply_changes(changes: Tensor, counts: Sequence[int], rows: Rows, step: Tens
     )  # fmt: skip
 
 
-def begin_step(rows: Rows, step: Tensor, size: int, page: int, *, columns: Sequence[int]) -> tuple[Tensor, ...]:
+def begin_step(rows: DecodeRows, step: Tensor, size: int, page: int, *, columns: Sequence[int]) -> tuple[Tensor, ...]:
     """Increment `step`. Returns token, position, place of the new key, length (int32) and uniform number of the first rows.
 
     `columns` are those of token, position, left and drawn in `ints`. The length of a row that has ended is 0.
@@ -228,7 +228,7 @@ def begin_step(rows: Rows, step: Tensor, size: int, page: int, *, columns: Seque
 
 
 def end_step(
-    rows: Rows, ids: Tensor, logprobs: Tensor, results: Tensor, step: Tensor, *, columns: Sequence[int], max_steps: int
+    rows: DecodeRows, ids: Tensor, logprobs: Tensor, results: Tensor, step: Tensor, *, columns: Sequence[int], max_steps: int
 ) -> None:
     """Write ids, log-probs and `left` to `results`, and advance the rows that have not ended.
 

@@ -27,7 +27,7 @@ ROTARY = "apply_rotary_pos_emb"
 _MARK = "agentfly_fused"
 
 
-class Mismatch(Exception):
+class KernelMismatch(Exception):
     """A probe found that a kernel does not compute what the module computes."""
 
 
@@ -57,7 +57,7 @@ def replace_modules(
             try:
                 replace()
                 done[kind] += 1
-            except Mismatch as reason:
+            except KernelMismatch as reason:
                 if failed is not None:
                     failed[kind] = str(reason)
     return done
@@ -85,7 +85,7 @@ def _replace_norm(module: Any, kernels: Any, gradients: bool) -> None:
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not isinstance(eps, float) or not isinstance(weight, nn.Parameter) or weight.dim() != 1 or not _is_supported(weight):
-        raise Mismatch("a norm of another kind")
+        raise KernelMismatch("a norm of another kind")
     model = copy.deepcopy(module)  # with random weights: those of a new model are all 1 and would not tell the kinds apart
     model.weight.data = 1.0 + 0.5 * _noise(weight, len(weight))
     model.weight.requires_grad_()
@@ -108,7 +108,7 @@ def _replace_norm(module: Any, kernels: Any, gradients: bool) -> None:
 def _replace_gate(module: Any, kernels: Any, gradients: bool) -> None:
     weight = next(module.parameters())
     if not _is_supported(weight):
-        raise Mismatch(f"weights of {weight.dtype}")
+        raise KernelMismatch(f"weights of {weight.dtype}")
     grid = torch.linspace(-8.0, 8.0, 257, device=weight.device)
     acts: dict[str, Callable[[Tensor], Tensor]] = {
         "silu": nn.functional.silu,
@@ -116,7 +116,7 @@ def _replace_gate(module: Any, kernels: Any, gradients: bool) -> None:
     }
     known = [kind for kind in kernels.GATES if _error(partial(acts[kind], grid), partial(module.act_fn, grid)) <= 1.0]
     if len(known) != 1:
-        raise Mismatch("an activation of another kind")
+        raise KernelMismatch("an activation of another kind")
     kind, original = known[0], type(module).forward
 
     def forward(self: Any, x: Tensor) -> Any:
@@ -156,7 +156,7 @@ def _fused_rotary(
 ) -> Callable[..., Any]:
     """The kernel where it applies, else `original`. Raises Mismatch if the kernel computes something else than `original`."""
     if not _is_supported(like):
-        raise Mismatch(f"weights of {like.dtype}")
+        raise KernelMismatch(f"weights of {like.dtype}")
     # Strided as a model's are. The second half of cos differs from the first: only the plain rotation of halves passes.
     q, k = _noise(like, 1, 3, 4, 16).transpose(1, 2), _noise(like, 1, 3, 2, 16).transpose(1, 2)
     cos, sin = _noise(like, 2, 1, 3, 16)
@@ -203,7 +203,7 @@ def _check_agreement(ours: Callable[[], Tensor], theirs: Callable[[], Tensor], b
     """Raise Mismatch unless both return the same values and, if `by` is given, the same gradients by these tensors."""
     error = _compare(ours, theirs)
     if not error <= 1.0:
-        raise Mismatch(f"values differ by {error:.1f} times the tolerance")
+        raise KernelMismatch(f"values differ by {error:.1f} times the tolerance")
     if by is not None:
         _check_gradients(ours, theirs, by)
 
@@ -212,7 +212,7 @@ def _error(ours: Callable[[], Tensor], theirs: Callable[[], Tensor]) -> float:
     """As `_compare`, and infinite if either call fails."""
     try:
         return _compare(ours, theirs)
-    except Mismatch:
+    except KernelMismatch:
         return float("inf")
 
 
@@ -221,9 +221,9 @@ def _compare(ours: Callable[[], Tensor], theirs: Callable[[], Tensor]) -> float:
     try:
         got, want = ours(), theirs()
     except Exception as error:  # a module that cannot be probed keeps its forward
-        raise Mismatch(f"the probe failed: {_describe(error)}") from error
+        raise KernelMismatch(f"the probe failed: {_describe(error)}") from error
     if got.shape != want.shape or got.dtype != want.dtype:
-        raise Mismatch(f"{got.dtype} {tuple(got.shape)} instead of {want.dtype} {tuple(want.shape)}")
+        raise KernelMismatch(f"{got.dtype} {tuple(got.shape)} instead of {want.dtype} {tuple(want.shape)}")
     # Tolerance: four units in the last place, of each value or of a tenth of the largest. In float32, matrix products may add
     # up in any order, hence the larger eps.
     eps = max(torch.finfo(want.dtype).eps, 2.5e-6)
@@ -244,9 +244,9 @@ def _check_gradients(ours: Callable[[], Tensor], theirs: Callable[[], Tensor], b
         want = torch.autograd.grad(out, by, push)
         got = torch.autograd.grad(ours(), by, push)
     except Exception as error:  # a module that cannot be probed keeps its forward
-        raise Mismatch(f"the probe of gradients failed: {_describe(error)}") from error
+        raise KernelMismatch(f"the probe of gradients failed: {_describe(error)}") from error
     if not all(_close(a, b) for a, b in zip(got, want, strict=True)):
-        raise Mismatch("gradients differ")
+        raise KernelMismatch("gradients differ")
 
 
 def _describe(error: Exception) -> str:

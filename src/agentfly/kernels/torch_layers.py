@@ -17,18 +17,18 @@ GATES = ()
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, kind: str = "llama") -> Tensor:
     """Normalise x [..., size]. `kind` is one of NORMS; in float32 they differ in what the weight stands for."""
-    function: Any = _Norm
+    function: Any = _TorchNorm
     out: Tensor = function.apply(x, weight if kind == "llama" else 1.0 + weight, eps)
     return out
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Rotate q [1, heads, tokens, dim] and k [1, kv_heads, tokens, dim] by cos and sin [1, tokens, dim]."""
-    function: Any = _Rotary
+    function: Any = _TorchRotary
     return function.apply(q, cos, sin), function.apply(k, cos, sin)
 
 
-class _Norm(torch.autograd.Function):
+class _TorchNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         scale = (torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_() / x.shape[-1] + eps).rsqrt_()
@@ -48,7 +48,7 @@ class _Norm(torch.autograd.Function):
         return by_x, by_weight, None
 
 
-class _Rotary(torch.autograd.Function):
+class _TorchRotary(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)

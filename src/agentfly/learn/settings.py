@@ -134,7 +134,7 @@ class OptimSettings:
     epochs: int = setting(1, "Passes over the chains of a step.", low=1)
     num_minibatches: int = setting(
         1,
-        "Optimizer steps per pass, each on an equal share of the chains: a count, not a size. Old name: train.minibatches.",
+        "Optimizer steps per pass, each on an equal share of the chains: a count, not a size.",
         low=1,
     )
     max_tokens_per_batch: int | Literal["auto"] = setting(

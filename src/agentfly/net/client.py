@@ -248,7 +248,7 @@ class HttpClient:
             self.connected_at = time.monotonic()
 
 
-def reason_in(answer: Any, limit: int | None = MAX_REASON) -> str:
+def reason_in(answer: object, limit: int | None = MAX_REASON) -> str:
     """The message of a JSON error answer, as one line."""
     error = answer.get("error", answer) if isinstance(answer, dict) else answer
     found = error.get("message", error) if isinstance(error, dict) else error

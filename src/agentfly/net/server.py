@@ -48,7 +48,7 @@ class HalfOpen:
     def __len__(self) -> int:
         return len(self._transports)
 
-    def others(self, connection: Any) -> int:
+    def others(self, connection: object) -> int:
         """How many connections beside this one hold no place; those that are being ended count until they are gone."""
         return len(self._transports) + len(self._ending) - (connection in self._transports or connection in self._ending)
 
@@ -59,7 +59,7 @@ class HalfOpen:
             self._ending.add(oldest)
             self._transports.pop(oldest).abort()
 
-    def remove(self, connection: Any) -> None:
+    def remove(self, connection: object) -> None:
         self._transports.pop(connection, None)
         self._ending.discard(connection)
 

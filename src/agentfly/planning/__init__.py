@@ -12,12 +12,12 @@
 from __future__ import annotations
 
 from .layout import Layout
-from .memory import Memory, memory_of
-from .report import Plan, best_of_each_kind, find_plans, make_plan, show_plan
+from .memory import DeviceMemory, memory_of
+from .report import LayoutPlan, best_of_each_kind, find_plans, make_plan, show_plan
 from .shapes import SHAPES, ModelShape, find_shape
-from .throughput import CARDS, PUBLISHED, Card, Fit, Step, fitted, step_of
+from .throughput import CARDS, PUBLISHED, Card, Fit, StepSeconds, fitted, step_of
 
 __all__ = [
-    "CARDS", "PUBLISHED", "SHAPES", "Card", "Fit", "Layout", "Memory", "ModelShape", "Plan", "Step", "best_of_each_kind",
-    "find_plans", "find_shape", "fitted", "make_plan", "memory_of", "show_plan", "step_of",
+    "CARDS", "PUBLISHED", "SHAPES", "Card", "DeviceMemory", "Fit", "Layout", "LayoutPlan", "ModelShape", "StepSeconds",
+    "best_of_each_kind", "find_plans", "find_shape", "fitted", "make_plan", "memory_of", "show_plan", "step_of",
 ]  # fmt: skip

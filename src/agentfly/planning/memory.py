@@ -19,7 +19,7 @@ SAMPLER = ("sampler", "cache")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class DeviceMemory:
     """GiB of one device, per use. `asleep`: the sampler holds nothing while the learner works; `offload`: nor the other way."""
 
     weights: float = 0.0
@@ -64,7 +64,7 @@ def memory_of(
     sampler_gpus: int = 1,
     shares: bool | None = None,
     fit: Fit | None = None,
-) -> Memory:
+) -> DeviceMemory:
     """Returns the memory of a device that learns (one of `ranks`) and samples (one of `sampler_gpus` of a sampler).
 
     One rank keeps bfloat16 weights and float32 masters; several keep float32 shards, which are cast layer by layer. `shares`:
@@ -83,7 +83,7 @@ def memory_of(
     active = batch_tokens * (kept + layers * fit.activation_bytes(shape)) / GIB + LOGITS_GIB
     states = 12.0 * trained / ranks
     processes = 1 if shares else 2
-    return Memory(
+    return DeviceMemory(
         weights=whole / GIB,
         masters=4.0 * trained / ranks / GIB,
         moments=8.0 * trained / ranks / GIB,
@@ -97,6 +97,8 @@ def memory_of(
     )
 
 
-def sampler_memory(shape: ModelShape, cache_tokens: float, sampler_gpus: int = 1) -> Memory:
+def sampler_memory(shape: ModelShape, cache_tokens: float, sampler_gpus: int = 1) -> DeviceMemory:
     """Returns the memory of a device that samples alone."""
-    return Memory(sampler=2.0 * shape.weights / sampler_gpus / GIB, cache=cache_tokens * shape.kv_bytes / sampler_gpus / GIB)
+    return DeviceMemory(
+        sampler=2.0 * shape.weights / sampler_gpus / GIB, cache=cache_tokens * shape.kv_bytes / sampler_gpus / GIB
+    )

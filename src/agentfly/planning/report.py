@@ -10,9 +10,9 @@ from ..config import Config
 from ..errors import ConfigError
 from ..learn.algorithms import find_algorithm
 from .layout import Layout, layout_of, layouts
-from .memory import GIB, Memory, memory_of, sampler_memory
+from .memory import GIB, DeviceMemory, memory_of, sampler_memory
 from .shapes import ModelShape, find_shape, shape_of
-from .throughput import CARDS, RANGE, TAIL, Card, Step, Work, held_back_errors, step_of
+from .throughput import CARDS, RANGE, TAIL, Card, StepSeconds, StepWork, held_back_errors, step_of
 
 MARGIN = 0.92
 """Share of a device that a plan may fill: the memory model is off by up to a tenth, and fragments take some."""
@@ -32,7 +32,7 @@ USES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class LayoutPlan:
     """The answer for one layout. `samples` is the memory of a GPU that samples alone, if there is one.
 
     `cache_gib` is what the chains of a step need at once, as far as the device has it: the key `agent.engine.kv_gib`.
@@ -43,10 +43,10 @@ class Plan:
     layout: Layout
     per_node: int
     lora: int
-    memory: Memory
-    samples: Memory | None
-    work: Work
-    step: Step
+    memory: DeviceMemory
+    samples: DeviceMemory | None
+    work: StepWork
+    step: StepSeconds
     chains_at_once: int
     measured: bool
     named: bool
@@ -84,7 +84,7 @@ class Plan:
         return self.step.total, RANGE * self.step.total
 
 
-def make_plan(config: Config, gpus: int | None = None, size: str | None = None, **options: Any) -> Plan:
+def make_plan(config: Config, gpus: int | None = None, size: str | None = None, **options: Any) -> LayoutPlan:
     """The first of `find_plans`. Raises ConfigError."""
     return find_plans(config, gpus, size, **options)[0]
 
@@ -102,7 +102,7 @@ def find_plans(
     tool_s: float = 0.1,
     turn_cpu_s: float = 0.001,
     cores: int | None = None,
-) -> list[Plan]:
+) -> list[LayoutPlan]:
     """Plan a run: first for the layout that the config names, then the others, the fastest that fit first. Raises ConfigError.
 
     A config that names no layout gets the fastest. Without a size, the recipe's own model is read. `turns`, `reply_tokens` and
@@ -125,7 +125,7 @@ def find_plans(
     turns = turns or config.agent.max_turns
     reply = reply_tokens or config.sampling.max_tokens
     row = row_tokens or min(config.agent.max_context or 1 << 30, PROMPT + turns * reply + (turns - 1) * OBSERVATION)
-    work = Work(
+    work = StepWork(
         chains=config.rollout.num_tasks * config.rollout.num_chains,
         turns=turns,
         reply=reply,
@@ -146,14 +146,16 @@ def find_plans(
     return made
 
 
-def _order(plan: Plan, config: Config) -> tuple[bool, float]:
+def _order(plan: LayoutPlan, config: Config) -> tuple[bool, float]:
     """Layouts that fit come first, the fastest of them before the others; of those that do not, the one that lacks least."""
     if not plan.fits:
         return True, plan.largest
     return False, plan.step.total * (OTHER_TRAINER if plan.layout.verl and config.backend != "verl" else 1.0)
 
 
-def _plan(config: Config, shape: ModelShape, card: Card, layout: Layout, work: Work, per_node: int, named: bool) -> Plan:
+def _plan(
+    config: Config, shape: ModelShape, card: Card, layout: Layout, work: StepWork, per_node: int, named: bool
+) -> LayoutPlan:
     bare = _memory(config, shape, layout, 0.0)
     alone = sampler_memory(shape, 0.0, layout.sampler_gpus)
     if layout.own:
@@ -180,7 +182,7 @@ def _plan(config: Config, shape: ModelShape, card: Card, layout: Layout, work: W
         shape, card, layout, work, per_node=per_node, lora=config.lora.rank > 0,
         reduce_bytes=2 if config.learner.reduce == "bfloat16" else 4,
     )  # fmt: skip
-    return Plan(
+    return LayoutPlan(
         shape=shape,
         card=card,
         layout=layout,
@@ -207,7 +209,7 @@ def _own_shape(config: Config) -> ModelShape:
     return shape_of(read_config(config.agent.model), config.agent.model)
 
 
-def _memory(config: Config, shape: ModelShape, layout: Layout, cache_tokens: float) -> Memory:
+def _memory(config: Config, shape: ModelShape, layout: Layout, cache_tokens: float) -> DeviceMemory:
     made = memory_of(
         shape,
         ranks=layout.learners,
@@ -228,16 +230,16 @@ def _batch_tokens(config: Config) -> int:
     return 8192 if found == "auto" else int(found)
 
 
-def best_of_each_kind(plans: Sequence[Plan]) -> list[Plan]:
+def best_of_each_kind(plans: Sequence[LayoutPlan]) -> list[LayoutPlan]:
     """Of plans in their order: the first that fits of those shared by learner and sampler, apart, and with verl."""
-    kinds: dict[tuple[bool, bool, bool], Plan] = {}
+    kinds: dict[tuple[bool, bool, bool], LayoutPlan] = {}
     for plan in plans:
         if plan.fits:
             kinds.setdefault((plan.layout.verl, plan.layout.own, plan.layout.again), plan)
     return list(kinds.values())
 
 
-def show_plan(plan: Plan, others: Sequence[Plan] = ()) -> str:
+def show_plan(plan: LayoutPlan, others: Sequence[LayoutPlan] = ()) -> str:
     """Returns the plan as text; `others` are listed in a line each."""
     shape, card, work, step = plan.shape, plan.card, plan.work, plan.step
     how = f"LoRA of rank {plan.lora}" if plan.lora else "all weights trained"
@@ -283,7 +285,7 @@ def _two(seconds: float) -> str:
     return f"{float(f'{seconds:.2g}'):g}"
 
 
-def _verdict(plan: Plan) -> str:
+def _verdict(plan: LayoutPlan) -> str:
     if plan.largest > plan.card.gib:
         return f"does not fit: {_cure(plan)}"
     if plan.largest > plan.usable:
@@ -297,7 +299,7 @@ def _verdict(plan: Plan) -> str:
     return "fits"
 
 
-def _cure(plan: Plan) -> str:
+def _cure(plan: LayoutPlan) -> str:
     whole = 0.0 if plan.layout.verl else 2.0 * plan.shape.weights / GIB
     if whole > plan.usable:
         return f'each GPU holds the model at the start, {whole:.0f} GiB: take larger GPUs, or backend = "verl" on more of them'
@@ -306,7 +308,7 @@ def _cure(plan: Plan) -> str:
     return ", ".join([*cures, *([] if plan.lora else ["lora.rank = 32"])]) + ", or more GPUs"
 
 
-def _advice(plan: Plan) -> str:
+def _advice(plan: LayoutPlan) -> str:
     return {
         "sampling": "More chains per GPU fill the sampler better; rollout.max_lag hides the slowest chains.",
         "environments": "More cores, or placement of environments on other machines.",
@@ -316,7 +318,7 @@ def _advice(plan: Plan) -> str:
     }[plan.step.bottleneck]
 
 
-def _keys(plan: Plan) -> list[str]:
+def _keys(plan: LayoutPlan) -> list[str]:
     layout = plan.layout
     if plan.largest > plan.card.gib:
         return ["none: it does not fit"]
@@ -335,7 +337,7 @@ def _keys(plan: Plan) -> list[str]:
     return keys or ["none: the defaults are right"]
 
 
-def _trust(plan: Plan) -> list[str]:
+def _trust(plan: LayoutPlan) -> list[str]:
     worst = held_back_errors()
     errors = ", ".join(f"{part} {error:.0%}" for part, error in worst.items())
     lines = [f"fitted on one H200 (135M, 0.5B, 3B); largest error on points that were held back: {errors}"]

@@ -156,7 +156,7 @@ def held_back_errors() -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class StepWork:
     """One step: chains, turns of each, sampled tokens of a reply, tokens of a row, and what tools and environments take."""
 
     chains: int
@@ -174,7 +174,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepSeconds:
     """Seconds of the parts of one step, and of the whole."""
 
     sample: float
@@ -188,9 +188,9 @@ class Step:
 
 
 def step_of(
-    shape: ModelShape, card: Card, layout: Layout, work: Work, *, per_node: int = 8, lora: bool = False, reduce_bytes: int = 4,
-    fit: Fit | None = None,
-) -> Step:  # fmt: skip
+    shape: ModelShape, card: Card, layout: Layout, work: StepWork, *, per_node: int = 8, lora: bool = False,
+    reduce_bytes: int = 4, fit: Fit | None = None,
+) -> StepSeconds:  # fmt: skip
     """Returns the expected step. A sampler over several GPUs has their bandwidth and speed, and waits for exchanges."""
     fit = fit or fitted()
     wide = Card(card.name, card.bandwidth * layout.sampler_gpus, card.matmul * layout.sampler_gpus, card.gib)
@@ -225,4 +225,4 @@ def step_of(
             "learning": learn,
             "publishing": publish,
         }
-    return Step(sample, environments, host, learn, publish, total, tokens, max(parts, key=lambda name: parts[name]))
+    return StepSeconds(sample, environments, host, learn, publish, total, tokens, max(parts, key=lambda name: parts[name]))

@@ -31,7 +31,7 @@ from .profile_glue import Prober, Profile
 from .restart import RestartedPrompt, Restarter
 from .template import ChatTemplate, TemplateRefused, sources
 from .template_dialect import Dialect
-from .template_guard import Guard, end_of_turn, turn_marks
+from .template_guard import TemplateGuard, end_of_turn, turn_marks
 from .template_marks import Marks
 from .template_pieces import TokenCache
 from .template_tokens import Codec
@@ -161,7 +161,7 @@ class HFRenderer:
 
 
 @dataclass(slots=True)
-class _Chain:
+class _CachedChain:
     """The cached state of a chain at one of its replies: the history before the reply, and the turn that it began.
 
     The cache key is the identity of the reply, a message object that belongs to this chain only.
@@ -197,7 +197,7 @@ class _TemplateRenderer:
         self.end_ids = tuple([self.codec.control[mark], *other][0] if mark else [*other, -1][0] for mark in self.marks.ends)
         self._stop_texts = {index: self.codec.text([index]) for index in self.stop_ids}
         self.codec.forbid_in_replies(turn_marks(self.dialect, self.codec, self._stop_texts.values()))
-        self._guard = Guard(self.dialect, self.dialect.finder)
+        self._guard = TemplateGuard(self.dialect, self.dialect.finder)
         self._shaper = Shaper(self.dialect)
         self._restarter = Restarter(self.dialect, self.codec, self._shaper)
         self._prober = Prober(self.dialect, list(self._stop_texts.values()), self.codec.special)
@@ -205,7 +205,7 @@ class _TemplateRenderer:
         self.extensions = TokenCache(self.codec.pieces.cache.max_bytes)
         self._framed = FramedTexts(self.codec, self.extensions)
         self._opening_frames = OpeningFrames(self.dialect, self.codec, self._shaper.skeletons)
-        self._chains: OrderedDict[int, _Chain] = OrderedDict()
+        self._chains: OrderedDict[int, _CachedChain] = OrderedDict()
         self._openings: OrderedDict[Any, tuple[Any, History]] = OrderedDict()
         self._tools: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
         self._tool_texts: OrderedDict[str, Any] = OrderedDict()
@@ -235,7 +235,7 @@ class _TemplateRenderer:
         history, last = self._history(messages, at)
         turn = turn_shape(self._shaper, reply, new)
         unit = thinned((turn.reply, *turn.new))
-        chain = _Chain(reply, messages[0], at, history, unit, messages[-1], len(messages), last)
+        chain = _CachedChain(reply, messages[0], at, history, unit, messages[-1], len(messages), last)
         _remember(self._chains, id(reply), chain)
         shown = self._guarded(tools)
         try:
@@ -310,7 +310,7 @@ class _TemplateRenderer:
         return not any(values[word] in words for word in profile.names)
 
     def _restart(
-        self, profile: Profile, chain: _Chain, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+        self, profile: Profile, chain: _CachedChain, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     ) -> Extension:
         history = chain.history.then(chain.unit)
         prompt = self._restarter.prompt(
@@ -323,7 +323,7 @@ class _TemplateRenderer:
     def _ask_in_full(
         self,
         profile: Profile,
-        chain: _Chain,
+        chain: _CachedChain,
         messages: Sequence[Message],
         at: int,
         stop: int | None,

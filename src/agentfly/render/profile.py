@@ -116,7 +116,7 @@ def thinned(shapes: Sequence[Shape]) -> Unit:
     return tuple(unit)
 
 
-class Link(NamedTuple):
+class ReplyLink(NamedTuple):
     """How a new message refers to the reply: the call it answers (-1: none), and whether it has another id or name."""
 
     call: int = -1
@@ -129,7 +129,7 @@ class TurnShape(NamedTuple):
 
     reply: Shape
     new: Unit
-    links: tuple[Link, ...]
+    links: tuple[ReplyLink, ...]
 
     def reply_words(self) -> list[str]:
         """The words that locate the placeholder reply in rendered text, in order."""
@@ -175,7 +175,7 @@ class TurnShape(NamedTuple):
 def turn_shape(shaper: Shaper, reply: Message, new: Sequence[Message]) -> TurnShape:
     shape = shaper.one(reply)
     calls = reply.tool_calls[: shape.num_calls]
-    links: list[Link] = []
+    links: list[ReplyLink] = []
     waiting = list(range(len(calls)))
     for message in new:
         place, wanted = -1, message.tool_call_id
@@ -190,7 +190,7 @@ def turn_shape(shaper: Shaper, reply: Message, new: Sequence[Message]) -> TurnSh
             if place in waiting:
                 waiting.remove(place)
         own_name = message.name is not None and (place < 0 or message.name != calls[place].name)
-        links.append(Link(place, place < 0 and wanted is not None, own_name))
+        links.append(ReplyLink(place, place < 0 and wanted is not None, own_name))
     return TurnShape(shape, tuple([shaper.one(message) for message in new]), tuple(links))
 
 

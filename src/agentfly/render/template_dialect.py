@@ -23,7 +23,7 @@ from typing import Any
 from ..types import Message, ToolCall
 from .template import ChatTemplate, TemplateRefused
 from .template_marks import PROBE_TOOLS, MarkFinder, Marks
-from .template_reply import Parts, ReplyReader
+from .template_reply import Parts, ReplySplitter
 from .template_tokens import CUT, Codec
 
 Tools = Sequence[Mapping[str, Any]] | None
@@ -58,12 +58,12 @@ class Dialect:
         self._codec = codec
         self.format = TemplateFormat()
         self.marks = Marks()
-        self._reader = ReplyReader(self.marks)
+        self._reader = ReplySplitter(self.marks)
         self._read: dict[int, tuple[Message, Parts, bool]] = {}
         self._ask()
         self.finder = MarkFinder(self, codec.control)
         self.marks = self.finder.find()
-        self._reader = ReplyReader(self.marks)
+        self._reader = ReplySplitter(self.marks)
         self._read.clear()
         self._ask_thinking()
 

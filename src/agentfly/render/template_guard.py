@@ -24,7 +24,7 @@ _FORMS: tuple[Form, ...] = tuple((t, s, c) for c in (False, True) for t in (Fals
 _MAX_SEARCHED = 50_000  # characters at the end of a prompt
 
 
-class Guard:
+class TemplateGuard:
     """Knows the forms of replies whose marks a template doubles or loses."""
 
     def __init__(self, dialect: Dialect, finder: MarkFinder) -> None:

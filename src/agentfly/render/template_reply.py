@@ -29,7 +29,7 @@ class Parts(NamedTuple):
     wrapped: bool = False
 
 
-class ReplyReader:
+class ReplySplitter:
     """Splits the replies of one template."""
 
     def __init__(self, marks: Marks) -> None:

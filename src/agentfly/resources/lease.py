@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -99,7 +99,7 @@ class Handle:
         if self.why is not None:
             raise WorldError(self.why)
 
-    async def call(self, name: str, awaitable: Any) -> Any:
+    async def call(self, name: str, awaitable: Awaitable[Any]) -> Any:
         """Await a call of the environment within `call_timeout_s`. A call that is cancelled or too late spoils the handle."""
         if self.why is not None:
             if inspect.iscoroutine(awaitable):

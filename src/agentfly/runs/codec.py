@@ -160,7 +160,7 @@ def _read(cls: type, data: Mapping[str, Any]) -> Any:
     return cls(**found)
 
 
-def _tag(value: Any) -> Any:
+def _tag(value: object) -> Any:
     """The value in JSON, with tags for what JSON cannot express."""
     if isinstance(value, list):
         return [_tag(part) for part in value]
@@ -177,7 +177,7 @@ def _tag(value: Any) -> Any:
     return value
 
 
-def _untag(value: Any) -> Any:
+def _untag(value: object) -> Any:
     """The value that `_tag` was called with. Raises ValueError for an unknown tag."""
     if isinstance(value, list):
         return [_untag(part) for part in value]

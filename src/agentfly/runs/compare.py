@@ -137,11 +137,11 @@ def _rounds(size: int) -> int:
     return max(MIN_ROUNDS, min(MAX_ROUNDS, MAX_DRAWS // size))
 
 
-def config_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The dotted keys whose values differ, with both values; None where a config does not have the key."""
-    left, right = flatten(a), flatten(b)
-    keys = [*left, *(key for key in right if key not in left)]
-    return {key: (left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)}
+def config_difference(*configs: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """The dotted keys whose values differ, with the value of each config; None where a config does not have the key."""
+    flat = [flatten(config) for config in configs]
+    rows = {key: tuple(config.get(key) for config in flat) for key in dict.fromkeys(key for config in flat for key in config)}
+    return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

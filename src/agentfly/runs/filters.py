@@ -186,7 +186,7 @@ IsRare = Callable[[str, str, Sequence[Any], int], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ChainSource:
     """Where the chains that match are read from: FROM and WHERE of a statement, and the expression of their key in it.
 
     `parts` says that many rows may be read: what is only counted can be read one range of keys after the other.
@@ -200,7 +200,7 @@ class Source:
     index: str | None = None
 
 
-def find_source(chosen: ChainFilter, order: Order, is_rare: IsRare, *, texts: bool, needed: Needed = "page") -> Source:
+def find_source(chosen: ChainFilter, order: Order, is_rare: IsRare, *, texts: bool, needed: Needed = "page") -> ChainSource:
     """The source of a store. `texts` says whether the store has full-text indexes.
 
     `needed` is a page, which reads the first chains that match, or all that match: their keys (a count) or their scores.
@@ -215,7 +215,7 @@ def find_source(chosen: ChainFilter, order: Order, is_rare: IsRare, *, texts: bo
         called = [clean_text(chosen.tool)]
         chains = f"trajectories INDEXED BY {SORTED['key']}" if replace(chosen, tool=None).covered else "trajectories"
         both = ["calls.name = ?", "trajectories.key = calls.key", *where]
-        joined = Source(f"calls CROSS JOIN {chains}", both, [*called, *values], "calls.key", parts=True)
+        joined = ChainSource(f"calls CROSS JOIN {chains}", both, [*called, *values], "calls.key", parts=True)
         if match is None and is_rare("calls", "name = ?", called, RARE):
             return joined
         where = [*where, "EXISTS (SELECT 1 FROM calls WHERE calls.name = ? AND calls.key = trajectories.key)"]
@@ -234,24 +234,24 @@ def find_source(chosen: ChainFilter, order: Order, is_rare: IsRare, *, texts: bo
         own = {name: getattr(chosen, name) for name in names}
         if any(value is not None and value is not False for value in own.values()):
             conditions, bounds = ChainFilter(**own).conditions()
-            source = Source(f"trajectories INDEXED BY {index}", where, values, index=index)
+            source = ChainSource(f"trajectories INDEXED BY {index}", where, values, index=index)
             # The indexes of the orders do not have these columns: to read all that match there, every chain is read.
             alone = needed != "page" and not reads and index in (BY_TASK, FAILED)
             if alone or is_rare(source.tables, " AND ".join(conditions), bounds, limit):
                 return source
     if match is not None:
         where = ["summary_texts MATCH ?", "trajectories.key = summary_texts.rowid", *where]
-        return Source("summary_texts CROSS JOIN trajectories", where, [match, *values], "summary_texts.rowid", parts=True)
+        return ChainSource("summary_texts CROSS JOIN trajectories", where, [match, *values], "summary_texts.rowid", parts=True)
     if called and by_key:
         alone = needed != "scores" and chosen == ChainFilter(tool=chosen.tool)
-        return Source("calls", ["calls.name = ?"], called, "calls.key", parts=True) if alone else joined
+        return ChainSource("calls", ["calls.name = ?"], called, "calls.key", parts=True) if alone else joined
     # The chains that were not trained are few, and the index of the advantages has that column.
     learned = chosen.trained is False or (chosen.trained is not None and needed != "page")
     column = "advantage" if learned else order.column
-    return Source(f"trajectories INDEXED BY {SORTED[column]}", where, values, parts=column == "key", index=SORTED[column])
+    return ChainSource(f"trajectories INDEXED BY {SORTED[column]}", where, values, parts=column == "key", index=SORTED[column])
 
 
-def _in_bodies(chosen: ChainFilter, match: str, where: list[str], values: list[Any]) -> Source:
+def _in_bodies(chosen: ChainFilter, match: str, where: list[str], values: list[Any]) -> ChainSource:
     """The index of the words, in the range of keys that the chosen steps have."""
     steps, bounds = ChainFilter(step=chosen.step, step_low=chosen.step_low, step_high=chosen.step_high).conditions()
     if steps:
@@ -259,7 +259,7 @@ def _in_bodies(chosen: ChainFilter, match: str, where: list[str], values: list[A
         where = [f"texts.rowid BETWEEN (SELECT min(key) {own}) AND (SELECT max(key) {own})", *where]
         values = [*bounds, *bounds, *values]
     where = ["texts MATCH ?", "trajectories.key = texts.rowid", *where]
-    return Source("texts CROSS JOIN trajectories", where, [match, *values], "texts.rowid", parts=True)
+    return ChainSource("texts CROSS JOIN trajectories", where, [match, *values], "texts.rowid", parts=True)
 
 
 def _match(chosen: ChainFilter) -> str | None:

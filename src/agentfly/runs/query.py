@@ -26,7 +26,7 @@ from ..display.overview import chain_rows, describe, metric_rows, reader_html
 from ..errors import ConfigError, QueryTimeout, StorageError
 from ..types import Trajectory
 from .codec import body_contains, decode
-from .filters import ChainFilter, Cursor, Needed, Order, Source, clean_text, find_source
+from .filters import ChainFilter, ChainSource, Cursor, Needed, Order, clean_text, find_source
 from .lock import RunState, state_of
 from .rows import (
     ChainRow,
@@ -366,7 +366,7 @@ class RunReader(Displayed):
         width = (high - low) / bins
         return Histogram([*(low + width * index for index in range(bins)), high], counts, share)
 
-    def _scores(self, source: Source, where: Sequence[str], newest: int) -> tuple[Counter[float], float]:
+    def _scores(self, source: ChainSource, where: Sequence[str], newest: int) -> tuple[Counter[float], float]:
         """The scores of a source that is not in their order, and the share of the chains that was read."""
         statement = f"SELECT score FROM {source.tables} WHERE {_all(where)}"
         if not source.parts or newest <= SAMPLE_PARTS:
@@ -524,7 +524,7 @@ class RunReader(Displayed):
 
     # ---- SQL -------------------------------------------------------------------------------------------------------------
 
-    def _source(self, chosen: ChainFilter, order: Order, figures: str | None = None) -> Source:
+    def _source(self, chosen: ChainFilter, order: Order, figures: str | None = None) -> ChainSource:
         """Where the chains that match are read from, in this order.
 
         For a figure over all of them, `figures` is the index that has its columns.

@@ -225,7 +225,7 @@ class RunStore:
                 (step, at, phase),
             )
 
-    def set_live(self, name: str, at: float, data: Any) -> None:
+    def set_live(self, name: str, at: float, data: object) -> None:
         """Replaces what is said about now under this name."""
         with self.transaction() as db:
             db.execute("INSERT OR REPLACE INTO live (name, t, data) VALUES (?, ?, ?)", (name, at, json.dumps(data)))
@@ -236,7 +236,7 @@ class RunStore:
             rows = [(name, at, float(value)) for name, value in values.items()]
             db.executemany("INSERT OR REPLACE INTO gauges (name, t, value) VALUES (?, ?, ?)", rows)
 
-    def add_event(self, at: float, step: int | None, kind: str, who: str | None = None, data: Any = None) -> None:
+    def add_event(self, at: float, step: int | None, kind: str, who: str | None = None, data: object = None) -> None:
         """Adds something that happened; `data` is JSON."""
         self.add_events([(at, step, kind, who, data)])
 

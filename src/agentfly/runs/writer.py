@@ -51,7 +51,7 @@ TRIES = 3
 
 
 @dataclass(slots=True)
-class _Job:
+class _WriteJob:
     """One call: trajectories of a step, its metrics, or another write (`write`, which is a note if `droppable`)."""
 
     step: int = 0
@@ -64,7 +64,7 @@ class _Job:
     droppable: bool = False
     queued_at: float = field(default_factory=time.monotonic)
 
-    def joins(self, other: _Job) -> bool:
+    def joins(self, other: _WriteJob) -> bool:
         """Whether it may be written in the same transaction as the job before it."""
         if self.write is not None or other.write is not None:
             return self.write is not None and other.write is not None
@@ -97,7 +97,7 @@ class StoreWriter:
         self.pending = self.dropped = 0
         self._bytes = self._notes = 0
         self._warn = warn
-        self._jobs: deque[_Job] = deque()
+        self._jobs: deque[_WriteJob] = deque()
         self._queued = self._done = 0  # calls
         self._defers = self._flushes = 0  # contexts of `deferring` and calls of `flush` that have not ended
         self._failure: StorageError | None = None
@@ -133,17 +133,17 @@ class StoreWriter:
         if split not in SPLITS:
             raise ConfigError(f"a split is 'train' or 'validation', not {split!r}")
         chains = list(trajectories)
-        self._put(_Job(step, split, chains, replace, num_bytes=sum(map(_size, chains))))
+        self._put(_WriteJob(step, split, chains, replace, num_bytes=sum(map(_size, chains))))
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Queue the metrics of a step. They are written after all trajectories that were added before them."""
-        self._put(_Job(step, metrics={name: float(value) for name, value in metrics.items()}))
+        self._put(_WriteJob(step, metrics={name: float(value) for name, value in metrics.items()}))
 
     def add_tokens(self, step: int, records: Sequence[TokenRecord]) -> None:
         """Queue what the learner did with the chains of a step, which were added before."""
         kept = list(records)
         size = sum(len(blob) for record in kept for _, blob in record.series.values())
-        self._put(_Job(step, write=lambda store: store.add_tokens(step, kept), num_bytes=size))
+        self._put(_WriteJob(step, write=lambda store: store.add_tokens(step, kept), num_bytes=size))
 
     def put(self, write: Callable[[RunStore], None], *, droppable: bool = False) -> None:
         """Queue another write: `write` is called in the thread, perhaps in one transaction with others.
@@ -153,7 +153,7 @@ class StoreWriter:
         if droppable and self._notes >= MAX_NOTES:
             self.dropped += 1
             return
-        self._put(_Job(write=write, droppable=droppable))
+        self._put(_WriteJob(write=write, droppable=droppable))
 
     @contextlib.contextmanager
     def deferring(self) -> Iterator[None]:
@@ -212,7 +212,7 @@ class StoreWriter:
             self.close()
         return False
 
-    def _put(self, job: _Job) -> None:
+    def _put(self, job: _WriteJob) -> None:
         self._check()
         with self._changed:
             if self._closed:
@@ -305,7 +305,7 @@ class StoreWriter:
             return True
         return not self._defers and self.pending >= BATCH
 
-    def _write(self, jobs: list[_Job]) -> None:
+    def _write(self, jobs: list[_WriteJob]) -> None:
         first = jobs[0]
         if first.write is not None:
             with self.store.transaction():

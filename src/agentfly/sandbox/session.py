@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ..errors import WorldError
 from ..types import SandboxLimit
-from .interpreter.cells import CELL, CHUNK, Reply, read_reply
+from .interpreter.cells import CELL, CHUNK, CellReply, read_reply
 from .limits import CellResult, SandboxLimits
 from .runtime.protocol import INTERRUPT, KILL, MAX_IMAGE_BYTES, QUICK, SLOW
 
@@ -58,7 +58,7 @@ class SandboxSession:
         self._channel = channel
         self._buffer = bytearray()
         self._outgoing = memoryview(b"")
-        self._waiter: asyncio.Future[Reply | None] | None = None
+        self._waiter: asyncio.Future[CellReply | None] | None = None
         self._signalled: asyncio.Future[None] | None = None  # done when the fork server has sent SIGINT
         self._gone: asyncio.Future[None] = self._loop.create_future()  # done when the fork server has reaped it
         self._timer: asyncio.TimerHandle | None = None
@@ -119,7 +119,7 @@ class SandboxSession:
         error = f"the session has ended and its variables are lost: {self.ended}"
         return CellResult(error=error, timed_out=self._late, alive=False, limit="time" if self._late else self._limit)
 
-    def _reached(self, reply: Reply) -> SandboxLimit | None:
+    def _reached(self, reply: CellReply) -> SandboxLimit | None:
         """The limit that a cell reached whose session goes on. The kernel tells the cell alone, so the reply must say it."""
         last = (reply.error or "").rstrip().rpartition("\n")[2]
         for beginning, limit in REFUSALS.items():
@@ -158,7 +158,7 @@ class SandboxSession:
             self._end("it did not start")
             raise WorldError(f"a sandbox session could not be started: {why}")
 
-    async def _exchange(self, message: bytes) -> Reply | None:
+    async def _exchange(self, message: bytes) -> CellReply | None:
         self._waiter = self._loop.create_future()
         try:
             if message:

@@ -58,7 +58,7 @@ Make = Callable[[Any, Job], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class KeyRule:
     """`text` says where the key goes: keys of verl, who reads it, or why another value is refused."""
 
     kind: Literal["verl", "loop", "before", "refused"]
@@ -66,23 +66,23 @@ class Rule:
     make: Make | None = None
 
 
-def to(*names: str, via: Callable[[Any], Any] = lambda value: value) -> Rule:
+def to(*names: str, via: Callable[[Any], Any] = lambda value: value) -> KeyRule:
     """The value, or `via(value)`, under these names of verl."""
-    return Rule("verl", ", ".join(names), lambda value, job: dict.fromkeys(names, via(value)))
+    return KeyRule("verl", ", ".join(names), lambda value, job: dict.fromkeys(names, via(value)))
 
 
-def made(text: str, make: Make) -> Rule:
+def made(text: str, make: Make) -> KeyRule:
     """A function of the value and the job returns the keys of verl; `text` names them."""
-    return Rule("verl", text, make)
+    return KeyRule("verl", text, make)
 
 
-def refused(why: str) -> Rule:
+def refused(why: str) -> KeyRule:
     """Only the default can be run."""
-    return Rule("refused", why)
+    return KeyRule("refused", why)
 
 
-LOOP = Rule("loop", "read by the agent loop")
-BEFORE = Rule("before", "used before verl starts")
+LOOP = KeyRule("loop", "read by the agent loop")
+BEFORE = KeyRule("before", "used before verl starts")
 ESTIMATORS = {
     "grpo": ("grpo", "vanilla"),
     "dr_grpo": ("grpo", "vanilla"),
@@ -413,7 +413,7 @@ OWN_LEARNER = "verl's learner has its own"
 PLACES = "verl places its own processes on the cluster"
 LIFE = "it belongs to the processes of the local backend; Ray and verl watch theirs"
 
-TABLE: dict[str, Rule] = {
+TABLE: dict[str, KeyRule] = {
     "algorithm": made("algorithm.adv_estimator, actor.policy_loss.loss_mode", algorithm),
     "seed": to("data.seed", f"{ROLLOUT}.seed", f"{ACTOR}.data_loader_seed"),
     "backend": made("trainer.use_v1", backend),

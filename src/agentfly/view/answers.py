@@ -24,12 +24,12 @@ _EXACT = 1 << 53
 T = TypeVar("T")
 
 
-def answer(value: Any, status: int = 200) -> Response:
+def answer(value: object, status: int = 200) -> Response:
     """A JSON response."""
     return Response(dumps(value), status_code=status, media_type="application/json")
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: object) -> bytes:
     """The value as JSON in ASCII, so that half a surrogate pair in a model's text is valid too."""
     try:  # most values are JSON but for dataclasses; the lists of a token view have 100,000 numbers
         text = json.dumps(value, allow_nan=False, separators=(",", ":"), default=plain)
@@ -38,7 +38,7 @@ def dumps(value: Any) -> bytes:
     return text.encode()
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """The value in JSON's types. A dataclass is an object of its fields; an object that was not stored is its type and text."""
     if value is None or type(value) in (str, bool):
         return value

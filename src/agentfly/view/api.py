@@ -103,7 +103,7 @@ from .chains import chain_json, group_json, open_tokenizer, tokens_json
 from .compare import compare_json
 from .health import checks_json, environments_json, live_json
 from .library import Library, NotFound
-from .live import Changes
+from .live import LibraryWatcher
 from .sources import sources_json
 
 FILTER = (
@@ -118,7 +118,7 @@ COUNT_S = 0.15
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def routes(library: Library, changes: Changes) -> list[Route]:
+def routes(library: Library, changes: LibraryWatcher) -> list[Route]:
     """The routes of the API but for conversations. The longer path of a run comes before the shorter."""
     run = _RunRoutes(library)
 

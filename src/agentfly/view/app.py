@@ -35,7 +35,7 @@ from .api import routes as api_routes
 from .chat_api import routes as chat_routes
 from .chats import Chats
 from .library import Library, NotFound
-from .live import Changes
+from .live import LibraryWatcher
 
 HOST, PORT = "127.0.0.1", 8360
 STATIC = Path(__file__).parent / "static"
@@ -84,7 +84,7 @@ class Dashboard:
     ) -> None:
         self.token = token or secrets.token_urlsafe(24)
         self.library = Library(folder)
-        self.changes = Changes(self.library)
+        self.changes = LibraryWatcher(self.library)
         self.chats = Chats(self.library, device=device)
         cookie = cookie_name(self.token)
         guard = Guard(host, self.token, own_pages=True, cookie=cookie, cure="open the address that `agentfly view` has printed")
@@ -137,7 +137,7 @@ def cookie_name(token: str) -> str:
 
 def make_app(
     library: Library,
-    changes: Changes,
+    changes: LibraryWatcher,
     chats: Chats,
     *,
     guard: Guard | None = None,

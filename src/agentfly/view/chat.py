@@ -51,7 +51,7 @@ class Wish:
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, body: Any) -> Wish:
+    def parse(cls, body: object) -> Wish:
         """From the JSON of a request. Raises ConfigError."""
         if not isinstance(body, dict):
             raise ConfigError("the request holds a JSON object")

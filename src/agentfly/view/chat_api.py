@@ -71,7 +71,7 @@ def routes(chats: Chats) -> list[Route]:
     ]
 
 
-def parse_text(body: Any) -> str | None:
+def parse_text(body: object) -> str | None:
     """The text of a message; None if there is none. Raises ConfigError."""
     if not isinstance(body, dict) or set(body) - {"text"}:
         raise ConfigError("the request holds a JSON object with the key 'text', or an empty one")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
 from ..runs.catalog import read_config
-from ..runs.compare import flatten, mean
+from ..runs.compare import config_difference, mean
 from ..runs.filters import ChainFilter
 from ..runs.query import RunReader
 from ..watch.comparison import RESULTS, compare_runs
@@ -26,9 +25,10 @@ def compare_json(library: Library, names: Sequence[str]) -> dict[str, Any]:
     summaries = {each.name: each for each in library.summaries()}
     last = [_last_values(folder) for folder in folders]
     shown = [metric for metric in RESULTS if any(metric in values for values in last)]
+    differ = config_difference(*map(read_config, folders))
     return {
         "runs": [summary_json(summaries[name]) for name in names],
-        "config": _config_rows([read_config(folder) for folder in folders]),
+        "config": [{"key": key, "values": values} for key, values in differ.items() if key not in HIDDEN],
         "results": [{"metric": metric, "values": [values.get(metric) for values in last]} for metric in shown],
         "pairs": [_pair(names[0], folders[0], name, folder) for name, folder in zip(names[1:], folders[1:], strict=True)],
         "tasks": _task_rows([_held_out(folder) for folder in folders]),
@@ -40,14 +40,6 @@ def _last_values(folder: Path) -> dict[str, float]:
         series = reader.series(RESULTS)
     known = {name: [value for _, _, value in points if value is not None] for name, points in series.items()}
     return {name: values[-1] for name, values in known.items() if values}
-
-
-def _config_rows(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The keys whose values are not the same in all runs; null where a run does not set the key."""
-    flat = [flatten(config) for config in configs]
-    keys = dict.fromkeys(key for config in flat for key in config if key not in HIDDEN)
-    rows = [{"key": key, "values": [config.get(key) for config in flat]} for key in keys]
-    return [row for row in rows if len({json.dumps(value, sort_keys=True, default=str) for value in row["values"]}) > 1]
 
 
 def _pair(first: str, a: Path, name: str, b: Path) -> dict[str, Any]:

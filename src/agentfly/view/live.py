@@ -23,7 +23,7 @@ BEAT_S = 15.0
 MAX_LISTENERS = 64
 
 
-class Changes:
+class LibraryWatcher:
     """The watcher of one library. `listen` gives the events of one browser."""
 
     def __init__(self, library: Library, *, look_s: float = LOOK_S) -> None:

@@ -46,7 +46,7 @@ class Comparison:
 
     a: str
     b: str
-    config: dict[str, tuple[Any, Any]]
+    config: dict[str, tuple[Any, ...]]
     results: dict[str, tuple[float, float]]
     measure: str
     steps: tuple[int | None, int | None]

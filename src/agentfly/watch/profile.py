@@ -50,7 +50,7 @@ class SlowStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class TimeProfile:
     """Seconds per part over all steps, largest first. `beside` are no parts; `tools` are mean seconds of a call by tool."""
 
     steps: int
@@ -90,7 +90,7 @@ class Profile:
         return 100 * seconds / self.seconds if self.seconds > 0 else 0.0
 
 
-def profile_of(history: Mapping[int, Mapping[str, float]]) -> Profile | None:
+def profile_of(history: Mapping[int, Mapping[str, float]]) -> TimeProfile | None:
     """The profile of the steps of a run, whose metrics are given by the number of the step. None if no step has a time."""
     rows = {step: row for step, row in history.items() if math.isfinite(row.get("time/step_s", math.nan))}
     if not rows:
@@ -102,7 +102,7 @@ def profile_of(history: Mapping[int, Mapping[str, float]]) -> Profile | None:
         parts["other"] = other
     measured = {step: row for step, row in rows.items() if "device/busy_share" in row}
     busy = math.fsum(_value(row, "device/busy_share") * row["time/step_s"] for row in measured.values())
-    return Profile(
+    return TimeProfile(
         steps=len(rows),
         seconds=seconds,
         parts=dict(sorted(parts.items(), key=lambda item: -item[1])),
@@ -152,7 +152,7 @@ def _tools(rows: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
     return dict(sorted(means.items(), key=lambda item: -item[1]))
 
 
-def show_profile(console: Console, profile: Profile, functions: Sequence[tuple[str, float]] = ()) -> None:
+def show_profile(console: Console, profile: TimeProfile, functions: Sequence[tuple[str, float]] = ()) -> None:
     """Prints seconds and share of each part, the slowest steps, and the functions that took most of the event loop's time."""
     from rich.table import Table
 

@@ -14,12 +14,12 @@ agentfly replay RUN [--json]                           the checks of doctor that
 
 from __future__ import annotations
 
-from typing import Any
+import argparse
 
 from . import chat, compare, doctor, export, export_model, listing, plot, query, show
 
 
-def add_parsers(commands: Any) -> None:
+def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands to the command line."""
     for module in (listing, show, compare, plot, export, export_model, query, chat, doctor):
         module.add_parser(commands)

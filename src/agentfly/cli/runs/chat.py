@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 HELP = "/new starts again, /score shows the reward, /quit ends; Ctrl-C stops a reply"
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `chat` to the command line."""
     chat = commands.add_parser("chat", help="talk with a checkpoint: its own agent, tools and environment, tokens streamed")
     chat.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint, a run folder (its newest one) or a model's name")

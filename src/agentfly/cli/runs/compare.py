@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...errors import ConfigError
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ...watch.comparison import Comparison, When
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `compare` to the command line."""
     compare = commands.add_parser("compare", help="compare two runs: config, results, a paired test over the same tasks")
     compare.add_argument("a", metavar="A", help="the folder of a run")

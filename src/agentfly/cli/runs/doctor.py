@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `doctor` and `replay` to the command line."""
     for name, what, told in (
         ("doctor", "RUN|MODEL", "check a training run from its folder, or what a model can do from its config"),

@@ -34,7 +34,7 @@ SUFFIXES = {".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 FORMATS = {"jsonl": ".jsonl", "parquet": ".parquet", "csv": ".csv", "sft": ".jsonl", "dpo": ".jsonl"}
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `export` to the command line."""
     export = commands.add_parser("export", help="write chains, metrics or training data of a run to a file")
     export.add_argument("run_dir", metavar="RUN", help="the folder of the run")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `export-model` to the command line."""
     model = commands.add_parser("export-model", help="write the model of a run's newest checkpoint to a new folder")
     model.add_argument("run_dir", metavar="RUN", help="the folder of the run, or of one of its checkpoints")

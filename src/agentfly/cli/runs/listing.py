@@ -35,7 +35,7 @@ _CONDITION = re.compile(r"\s*(?P<name>[\w/.@+-]+?)\s*(?P<operator>>=|<=|!=|==|>|
 ALIASES = {"validation": "best_validation", "best": "best_validation", "age": "age_s", "run": "name", "steps": "step"}
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `runs` to the command line."""
     runs = commands.add_parser("runs", help="list runs: state, model, world, algorithm, reward curve, held-out success")
     runs.add_argument("folder", nargs="?", default="runs", help="the folder of the runs (default: runs)")

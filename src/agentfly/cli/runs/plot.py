@@ -25,7 +25,7 @@ SUFFIXES = (".svg", ".png", ".pdf")
 STYLES = ("green", "cyan", "yellow", "magenta", "blue", "red", "white")
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `plot` to the command line."""
     plot = commands.add_parser("plot", help="plot curves of runs in the terminal or to a file, with bands over seeds")
     plot.add_argument("runs", metavar="RUN", nargs="+", help="folders of runs")

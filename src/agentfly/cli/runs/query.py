@@ -23,7 +23,7 @@ REFUSED = {"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"}
 MAX_SHOWN = 200
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `query` to the command line."""
     query = commands.add_parser("query", help="run one SELECT over the store of a run, read-only")
     query.add_argument("run_dir", metavar="RUN", help="the folder of the run")
@@ -108,7 +108,7 @@ def _authorize(action: int, first: str | None, second: str | None, *_: Any) -> i
     return sqlite3.SQLITE_OK if action in ALLOWED else sqlite3.SQLITE_DENY
 
 
-def _json(value: Any) -> Any:
+def _json(value: object) -> Any:
     if isinstance(value, bytes):
         return f"<{len(value)} bytes>"
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -131,7 +131,7 @@ def _print(names: list[str], rows: list[tuple[Any, ...]]) -> None:
     print(f"{len(rows)} {'row' if len(rows) == 1 else 'rows'}")
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     from ...watch.tables import clean
 
     if value is None:

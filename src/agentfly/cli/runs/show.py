@@ -19,7 +19,7 @@ COMPARES_SIBLINGS = ("grpo", "dr_grpo", "rloo")
 """The algorithms whose advantage is 0 if all chains of a task have the same reward."""
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `show` to the command line."""
     show = commands.add_parser("show", help="print trajectories of a run and mark the trained tokens")
     show.add_argument("run_dir", metavar="RUN", help="the folder of the run")
@@ -136,7 +136,7 @@ def to_json(row: ChainRow, trajectory: Trajectory, trained: list[bool] | None, r
     return {**_plain(asdict(row)), "untrained": reason, "messages": messages, "turns": _plain(turns)}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """JSON has no NaN and no infinity: None instead."""
     if isinstance(value, float):
         return value if value - value == 0 else None

@@ -82,7 +82,7 @@ class PrefillMetadata:
     @classmethod
     def of(cls, pools: KVPools, rows: Sequence[tuple[Sequence[int], int, int]], device: torch.device) -> PrefillMetadata:
         """Build the metadata of sequences given as (page table, cached tokens, new tokens)."""
-        found = Layout.of(rows, max(len(pages) for pages, _, _ in rows))
+        found = PrefillArrays.of(rows, max(len(pages) for pages, _, _ in rows))
         places, positions = (torch.from_numpy(each).to(device) for each in (found.places, found.positions))
         table, starts, past, tile_rows, tile_queries = (
             torch.from_numpy(each.astype(np.int32)).to(device)
@@ -92,7 +92,7 @@ class PrefillMetadata:
         return cls(pools, table, places, positions, starts, past, tile_rows, tile_queries, rows=old_and_new)
 
 
-class Layout(NamedTuple):
+class PrefillArrays(NamedTuple):
     """The tensors of `PrefillMetadata` as arrays on the host."""
 
     table: IntArray
@@ -104,7 +104,7 @@ class Layout(NamedTuple):
     tile_queries: IntArray
 
     @classmethod
-    def of(cls, rows: Sequence[tuple[Sequence[int], int, int]], width: int) -> Layout:
+    def of(cls, rows: Sequence[tuple[Sequence[int], int, int]], width: int) -> PrefillArrays:
         """Of sequences given as (page table, cached tokens, new tokens). `width` is the length of the padded page tables."""
         past, count = np.array([row[1] for row in rows], np.int64), np.array([row[2] for row in rows], np.int64)
         held = np.array([len(row[0]) for row in rows], np.int64)

@@ -21,7 +21,7 @@ import torch
 
 from .cuda_graphs import GraphSizes, capture, new_stream, spending
 from .page_allocator import PAGE_SIZE
-from .paged_attention import TILE, KVPools, Layout, PrefillMetadata
+from .paged_attention import TILE, KVPools, PrefillArrays, PrefillMetadata
 
 MAX_SEQUENCES = 256
 """Sequences in one pass. With fewer, chains whose tools have answered at the same time would wait for several passes."""
@@ -164,7 +164,7 @@ class _PrefillGraph:
         int64s = array[: 6 * self.size].view(np.int64).reshape(3, self.size)
         starts, past, tile_rows, tile_queries, tables = np.split(array[6 * self.size :], self._bounds)
         longest = max((len(pages) for _, pages, _ in chunks), default=0)
-        found = Layout.of([(pages, cached, len(ids)) for ids, pages, cached in chunks], longest)
+        found = PrefillArrays.of([(pages, cached, len(ids)) for ids, pages, cached in chunks], longest)
         tokens, tiles = len(found.positions), len(found.tile_rows)
         int64s[0, :tokens] = np.fromiter(chain.from_iterable([ids for ids, _, _ in chunks]), np.int64, tokens)
         int64s[1, :tokens], int64s[2, :tokens] = found.positions, found.places

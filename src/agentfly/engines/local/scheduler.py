@@ -31,7 +31,7 @@ import torch
 from ...types import Request, Sampling
 from ..text import TextStream
 from .page_allocator import PageAllocator, PagedSequence
-from .slot_allocator import Slot, SlotAllocator
+from .slot_allocator import CacheSlot, SlotAllocator
 
 UNIFORMS = 64
 """Uniform numbers that a sequence draws at a time."""
@@ -73,7 +73,7 @@ class SequenceState:
         self.logprobs: list[float] = []
         self.versions: list[int] = []
         self.stream = TextStream(decode, request.sampling.stop) if request.on_text or request.sampling.stop else None
-        self.kv: Slot | PagedSequence | None = None
+        self.kv: CacheSlot | PagedSequence | None = None
         self.source: tuple[Any, list[int], int] | None = None
         self.started = False
         self.loop: Any = None

@@ -62,7 +62,7 @@ class ReuseAudit:
             self.stale_tokens += min(tokens, stale * per_stamp)
 
 
-class Slot(CacheEntry):
+class CacheSlot(CacheEntry):
     """One slot of the cache. `stamp` is the publication in which its first position was written."""
 
     __slots__ = ("index", "stamp")
@@ -88,14 +88,14 @@ class SlotAllocator:
         self.num_evicted = 0
         self.publication = 0
         self.audit = ReuseAudit()
-        self._slots = [Slot(index) for index in range(cache.num_slots)]
-        self._sessions: dict[str, Slot] = {}
+        self._slots = [CacheSlot(index) for index in range(cache.num_slots)]
+        self._sessions: dict[str, CacheSlot] = {}
         self._clock = 0
 
     def __len__(self) -> int:
         return len(self._slots)
 
-    def allocate(self, tokens: list[int], session: str) -> tuple[Slot, Slot | None, int] | None:
+    def allocate(self, tokens: list[int], session: str) -> tuple[CacheSlot, CacheSlot | None, int] | None:
         """Assign a slot to a sequence. Returns (slot, source of a shared prefix or None, prefix length).
 
         The source may still be in prefill. Returns None if every slot is busy and the budget allows no more.
@@ -108,7 +108,7 @@ class SlotAllocator:
             self._clear(own)
             own = None
         num_own = shared_prefix_length(own.tokens, tokens, min(own.cached, want)) if own else 0
-        source: Slot | None = None
+        source: CacheSlot | None = None
         num_shared = 0
         if own is None or num_own < min(own.cached, want):
             current = (slot for slot in self._slots if slot.publication == self.publication)
@@ -129,7 +129,7 @@ class SlotAllocator:
             self._sessions[session] = slot
         return slot, source, num_shared
 
-    def share(self, slot: Slot, source: Slot, count: int) -> int:
+    def share(self, slot: CacheSlot, source: CacheSlot, count: int) -> int:
         """Copy the first `count` tokens of `source`, as far as they are cached. Returns the number of tokens gained."""
         count = min(count, source.cached)
         if count <= slot.cached:
@@ -139,7 +139,7 @@ class SlotAllocator:
         slot.cached, slot.stamp = count, source.stamp
         return count
 
-    def finish(self, slot: Slot) -> None:
+    def finish(self, slot: CacheSlot) -> None:
         """The sequence has ended. Its keys and values stay for the chain's next turn, unless they are of older weights."""
         self._clock += 1
         slot.busy, slot.used = False, self._clock
@@ -152,14 +152,14 @@ class SlotAllocator:
         if slot is not None:
             slot.session = ""
 
-    def renew(self, publication: int, keep: Container[Slot] = ()) -> dict[Slot, tuple[Slot | None, int]]:
+    def renew(self, publication: int, keep: Container[CacheSlot] = ()) -> dict[CacheSlot, tuple[CacheSlot | None, int]]:
         """The weights have changed: drop all keys and values but those of the busy slots in `keep`.
 
         A busy slot that has none, or loses them, belongs to the new publication. Returns for each of those the source of a
         shared prefix, as `allocate` does.
         """
         self.publication = publication
-        sources: dict[Slot, tuple[Slot | None, int]] = {}
+        sources: dict[CacheSlot, tuple[CacheSlot | None, int]] = {}
         for slot in self._slots:
             if not slot.busy:
                 self._clear(slot)
@@ -170,7 +170,7 @@ class SlotAllocator:
                 sources[slot] = (source, count) if count >= MIN_SHARED else (None, 0)
         return sources
 
-    def drop(self, slot: Slot) -> None:
+    def drop(self, slot: CacheSlot) -> None:
         """Free the slot of a running sequence (preemption)."""
         slot.busy = False
         self._clear(slot)
@@ -192,7 +192,7 @@ class SlotAllocator:
         self._reshape(room, tight, busy + self._most_useful(room - len(busy)))
         return True
 
-    def _find_free(self, source: Slot | None) -> Slot | None:
+    def _find_free(self, source: CacheSlot | None) -> CacheSlot | None:
         """A slot to overwrite: the source if it is free, any free slot, a new slot, or the least recently used kept slot."""
         if source is not None and source.free:
             return source
@@ -223,11 +223,11 @@ class SlotAllocator:
         self._reshape(room, length, [slot for slot in self._slots if slot.busy or slot.cached <= length])
         return True
 
-    def _most_useful(self, count: int) -> list[Slot]:
+    def _most_useful(self, count: int) -> list[CacheSlot]:
         idle = [slot for slot in self._slots if not slot.busy and slot.cached]
         return sorted(idle, key=lambda slot: (slot.session != "", slot.used), reverse=True)[: max(count, 0)]
 
-    def _reshape(self, num_slots: int, length: int, keep: Iterable[Slot]) -> None:
+    def _reshape(self, num_slots: int, length: int, keep: Iterable[CacheSlot]) -> None:
         kept = sorted(keep, key=lambda slot: slot.index)
         staying = set(map(id, kept))
         for slot in self._slots:
@@ -238,9 +238,9 @@ class SlotAllocator:
         self.cache.reshape(num_slots, length, moves)
         for index, slot in enumerate(kept):
             slot.index = index
-        self._slots = kept + [Slot(index) for index in range(len(kept), num_slots)]
+        self._slots = kept + [CacheSlot(index) for index in range(len(kept), num_slots)]
 
-    def _clear(self, slot: Slot) -> None:
+    def _clear(self, slot: CacheSlot) -> None:
         if slot.session:
             self.release(slot.session)
         slot.tokens, slot.cached = [], 0  # sequences that wait for this prefix compare `tokens` by identity

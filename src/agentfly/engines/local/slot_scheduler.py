@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from .sampler import draw
 from .scheduler import BatchScheduler, SequenceState
-from .slot_allocator import Slot, SlotAllocator
+from .slot_allocator import CacheSlot, SlotAllocator
 from .slot_attention import SlotMetadata, forward, order
 
 
@@ -107,6 +107,6 @@ class SlotScheduler(BatchScheduler):
         return True
 
 
-def _slot(seq: SequenceState) -> Slot:
-    assert isinstance(seq.kv, Slot)
+def _slot(seq: SequenceState) -> CacheSlot:
+    assert isinstance(seq.kv, CacheSlot)
     return seq.kv

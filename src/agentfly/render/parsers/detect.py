@@ -1,6 +1,6 @@
 """Chooses the parser of a chat template: the one that reads known calls back as the template writes them.
 
-1. Known calls are rendered through the template (`Probe`).
+1. Known calls are rendered through the template (`ParserProbe`).
 2. Each parser of the kind "parsers" reads them. The best that reads all required calls is taken.
 3. If none does, a parser is derived from the marks that the template writes (`derive`), and must read them, too.
 4. A template that writes no calls at all (the reply brings its own text) is recognised by what it says about tools.
@@ -17,7 +17,7 @@ from ...errors import ConfigError
 from ...types import Message
 from .derive import derive, is_distinct
 from .json_calls import JsonCalls
-from .probe import PROBE_TOOLS, Probe, Render
+from .probe import PROBE_TOOLS, ParserProbe, Render
 from .reply import CallParser, Pairs, Parser
 
 
@@ -49,7 +49,7 @@ def find_parser(renderer: Any, names: Iterable[str] = ()) -> Parser:
     Raises ConfigError if no parser reads what the template writes.
     """
     source, render = _access(renderer)
-    return fit_parser(_choose(source, Probe(render)), renderer, names)
+    return fit_parser(_choose(source, ParserProbe(render)), renderer, names)
 
 
 def fit_parser(parser: Parser, renderer: Any, names: Iterable[str] = ()) -> Parser:
@@ -67,11 +67,11 @@ def fit_parser(parser: Parser, renderer: Any, names: Iterable[str] = ()) -> Pars
     stops = {text.strip() for text in getattr(renderer, "stop_texts", ())}
     pairs: Pairs = getattr(parser, "marks", ()) or ((getattr(parser, "opening", ""), getattr(parser, "closing", "")),)
     final = next((pair for pair in pairs if pair[1] in stops), ("", ""))
-    opened = Probe(_access(renderer)[1]).opened(thinking)
+    opened = ParserProbe(_access(renderer)[1]).opened(thinking)
     return replace(parser, thinking=thinking, drop=drop, opened=opened, final=final)
 
 
-def _choose(source: str, probe: Probe) -> Parser:
+def _choose(source: str, probe: ParserProbe) -> Parser:
     best: tuple[int, Parser | None] = 0, None
     if probe.shows_calls:
         for parser in _candidates():

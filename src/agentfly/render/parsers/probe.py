@@ -1,4 +1,4 @@
-"""`Probe` writes known tool calls through a chat template, and `Probe.score` says how well a parser reads them back."""
+"""`ParserProbe` writes known tool calls through a chat template; its `score` says how well a parser reads them back."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ PREFERRED = ((ToolCall("find_rivers", _SPECIAL, "zqcall001"),), (ToolCall("find_
 """Among several parsers, the one that reads more of these is taken. A template may write them in a way that loses them."""
 
 
-class Probe:
+class ParserProbe:
     """What a template writes for the known calls."""
 
     def __init__(self, render: Render) -> None:

@@ -10,7 +10,7 @@ A call has no deadline in here: the lease puts one around it. `close` never rais
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -57,7 +57,7 @@ class Instance:
         """Call a function of this process in the instance's thread. Raises ConfigError in a worker: functions do not travel."""
         raise ConfigError(f"a function cannot be run where {self.spec.name} lives")
 
-    def at_home(self, awaitable: Any) -> Any:
+    def at_home(self, awaitable: Awaitable[Any]) -> Any:
         """What to await for an awaitable that a method of `env` has returned."""
         return awaitable
 

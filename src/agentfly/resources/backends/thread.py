@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ class HomeInstance(Instance):
         super().__init__(spec, number)
         self._task = SingleTask(spec.name, self._close_env, spec.close_timeout_s, self._die)
 
-    def at_home(self, awaitable: Any) -> Any:
+    def at_home(self, awaitable: Awaitable[Any]) -> Any:
         return self._task.run(awaitable)
 
     def _call(self, function: Callable[[], Any]) -> Any:

@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -126,7 +126,7 @@ class EnvHost(asyncio.Protocol):
         else:
             self.reply(call_id, value, error)
 
-    async def wait(self, call_id: int, awaitable: Any) -> None:
+    async def wait(self, call_id: int, awaitable: Awaitable[Any]) -> None:
         try:
             value = await awaitable
         except BaseException as error:  # noqa: BLE001 - every exception is a reply, also the cancellation of a dropped call

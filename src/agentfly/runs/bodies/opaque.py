@@ -38,7 +38,7 @@ def _all_plain(values: Collection[Any]) -> bool:
     return SCALARS.issuperset(map(type, values)) or all(map(is_plain, values))
 
 
-def simplify(value: Any, depth: int = 0) -> Any:
+def simplify(value: object, depth: int = 0) -> Any:
     """The value made of None, bool, int, float, str, list, tuple, dict and `Opaque` only. Applying it twice changes nothing."""
     if type(value) in SCALARS or isinstance(value, Opaque):
         return value
@@ -59,11 +59,11 @@ def simplify(value: Any, depth: int = 0) -> Any:
     return Opaque(_type_name(value), _safe_repr(value))
 
 
-def hashable(key: Any) -> Any:
+def hashable(key: object) -> Any:
     return Opaque("list", repr(key)) if isinstance(key, (list, dict)) else key
 
 
-def left_out(image: Any) -> Opaque:
+def left_out(image: object) -> Opaque:
     """A note in place of an image: a run that stores its images grows to gigabytes."""
     if isinstance(image, Opaque):
         return image
@@ -72,11 +72,11 @@ def left_out(image: Any) -> Opaque:
     return Opaque(_type_name(image), f"image{shape} left out of the store")
 
 
-def _type_name(value: Any) -> str:
+def _type_name(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
-def _safe_repr(value: Any) -> str:
+def _safe_repr(value: object) -> str:
     try:
         text = repr(value)
     except Exception as error:  # noqa: BLE001 - a user's repr may raise anything, and the trajectory must still be stored

@@ -92,7 +92,7 @@ class _Numbers:
         return list(values) * count if same else list(values)
 
 
-def _write_ids(ids: Any, numbers: list[bytes]) -> int | list[int]:
+def _write_ids(ids: object, numbers: list[bytes]) -> int | list[int]:
     ids = _as_list(ids)
     count = len(ids)
     same = 1 < count <= MAX_SAME and ids[0] == ids[-1] and ids.count(ids[0]) == count
@@ -108,7 +108,7 @@ def _write_ids(ids: Any, numbers: list[bytes]) -> int | list[int]:
         raise NotNumbers(f"a token id or a version is not an integer: {error}") from None
 
 
-def _write_floats(values: Any, numbers: list[bytes]) -> int:
+def _write_floats(values: object, numbers: list[bytes]) -> int:
     values = _as_list(values)
     count = len(values)
     try:
@@ -154,14 +154,14 @@ class _Layout:
         self._values = attrgetter(*self._names)
         self._parts = tuple((place, *parts[name]) for place, name in enumerate(self._names) if name in parts)
 
-    def write(self, record: Any, numbers: list[bytes]) -> list[Any]:
+    def write(self, record: object, numbers: list[bytes]) -> list[Any]:
         values = list(self._values(record))
         for place, write, _ in self._parts:
             if values[place] is not None:
                 values[place] = write(values[place], numbers)
         return values
 
-    def read(self, values: Any, numbers: _Numbers) -> Any:
+    def read(self, values: object, numbers: _Numbers) -> Any:
         if not isinstance(values, list) or len(values) > len(self._names):
             raise ValueError(f"a {self._cls.__name__} is a list of at most {len(self._names)} values")
         for place, _, read in self._parts:
@@ -182,11 +182,11 @@ class _Layout:
         )
 
 
-def _same(value: Any, _: Any) -> Any:
+def _same(value: object, _: object) -> Any:
     return value
 
 
-def _write_value(value: Any, _: Any) -> Any:
+def _write_value(value: object, _: object) -> Any:
     return value if is_plain(value) else simplify(value)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from ...types import Message, ToolCall, Trajectory
 from .opaque import MAX_DEPTH, SCALARS, Opaque, left_out, simplify
@@ -64,7 +63,7 @@ def _add_calls(found: dict[str, None], calls: Iterable[ToolCall]) -> None:
             _add(found, text)
 
 
-def _add(found: dict[str, None], value: Any, depth: int = 0) -> None:
+def _add(found: dict[str, None], value: object, depth: int = 0) -> None:
     """Add the texts of a value; those that are nested deeper than the store keeps are left out."""
     if type(value) is str:
         found[value] = None

@@ -35,7 +35,7 @@ CHUNK = 1 << 16
 """Bytes per read. The C library maps and unmaps a buffer of 128 KiB or more for every read."""
 
 
-class Reply(NamedTuple):
+class CellReply(NamedTuple):
     """What a session says of a cell."""
 
     number: int
@@ -47,7 +47,7 @@ class Reply(NamedTuple):
     images: tuple[bytes, ...] = ()
 
 
-def pack_reply(reply: Reply) -> bytes:
+def pack_reply(reply: CellReply) -> bytes:
     """Returns the bytes of a reply. A lone surrogate travels as its escape sequence."""
     number, interrupted, value, error, stdout, stderr, images = reply
     flags = interrupted * _INTERRUPTED | (value is not None) * _VALUE | (error is not None) * _ERROR
@@ -57,7 +57,7 @@ def pack_reply(reply: Reply) -> bytes:
     return b"".join((HEAD.pack(_AFTER_LENGTH + sum(sizes), number, flags, *sizes), *parts))
 
 
-def read_reply(data: bytes | bytearray, max_text: int, max_image: int) -> Reply | None:
+def read_reply(data: bytes | bytearray, max_text: int, max_image: int) -> CellReply | None:
     """Returns the reply that `data` holds, None while it is incomplete. `max_text` and `max_image` are in bytes.
 
     Raises ValueError for bytes that are no reply, or hold more than one. The lengths are checked as soon as they have arrived,
@@ -79,7 +79,7 @@ def read_reply(data: bytes | bytearray, max_text: int, max_image: int) -> Reply 
         start += size
     value, error, stdout, stderr = (part.decode() for part in parts[:4])
     shown, raised = value if flags & _VALUE else None, error if flags & _ERROR else None
-    return Reply(number, bool(flags & _INTERRUPTED), shown, raised, stdout, stderr, tuple(filter(None, parts[4:])))
+    return CellReply(number, bool(flags & _INTERRUPTED), shown, raised, stdout, stderr, tuple(filter(None, parts[4:])))
 
 
 def cut(text: str, limit: int, total: int | None = None) -> str:
@@ -179,7 +179,7 @@ class CellLoop:
 
     def serve(self) -> None:
         """Answers cells until the other end closes the connection."""
-        self.send(pack_reply(Reply(0)))
+        self.send(pack_reply(CellReply(0)))
         while (cell := self.read()) is not None:
             number, code = cell
             reply = self.run(number, code)
@@ -212,7 +212,7 @@ class CellLoop:
                 return data
         return None
 
-    def run(self, number: int, code: str) -> Reply:
+    def run(self, number: int, code: str) -> CellReply:
         """Runs a cell."""
         self.count += 1
         name = f"<cell {self.count}>"
@@ -240,7 +240,7 @@ class CellLoop:
             error = f"SystemExit: {_exit_text(stop.code)} (the session goes on)"
         except BaseException as raised:  # noqa: BLE001 - a session survives whatever a cell raises
             error = explain(raised, self.max_chars)
-        return Reply(number, interrupted, value, self.flush(error))
+        return CellReply(number, interrupted, value, self.flush(error))
 
     def after_cell(self) -> None:
         """Called after a cell that raised nothing, while it can still be interrupted."""

@@ -26,7 +26,7 @@ from _signal import signal as set_handler
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from ..interpreter.cells import Reply, pack_reply
+from ..interpreter.cells import CellReply, pack_reply
 from . import isolation, landlock, syscalls, watchdog
 from .protocol import COMMAND, INTERRUPT, KILL, NEW, QUICK, SLOW
 from .session_process import SessionProcess
@@ -280,7 +280,7 @@ class ForkServer:
                 self.inside.open(fd)
                 isolation.install_filter(self.plan)  # last: `open` still needs memfd_create
             except OSError as error:
-                os.write(self.inside.channel if self.inside.pid else fd, pack_reply(Reply(0, error=str(error))))
+                os.write(self.inside.channel if self.inside.pid else fd, pack_reply(CellReply(0, error=str(error))))
                 os._exit(1)
             gc.enable()
             self.inside.serve()

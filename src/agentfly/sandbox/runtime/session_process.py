@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Any
 
-from ..interpreter.cells import MAX_IMAGES, CellLoop, Reply, cut
+from ..interpreter.cells import MAX_IMAGES, CellLoop, CellReply, cut
 from .protocol import MAX_IMAGE_BYTES
 
 
@@ -102,11 +102,11 @@ class SessionProcess(CellLoop):
         os.closerange(3, self.outputs[0].kept)
         os.closerange(self.channel + 1, 1024)
 
-    def run(self, number: int, code: str) -> Reply:
+    def run(self, number: int, code: str) -> CellReply:
         self.images = ()
         _, interrupted, value, error, *_ = super().run(number, code)
         stdout, stderr = self.outputs[0].take(), self.outputs[1].take()
-        return Reply(number, interrupted, value, error, stdout, stderr, self.images)
+        return CellReply(number, interrupted, value, error, stdout, stderr, self.images)
 
     def after_cell(self) -> None:
         """Turns open matplotlib figures into PNG images, and closes them."""

@@ -98,7 +98,7 @@ class Proc:
                 raise Hidden from None
         return [line for line in text.splitlines() if line.endswith(b" (deleted)")]
 
-    def descriptors(self, pid: int, seen: Files) -> None:
+    def descriptors(self, pid: int, seen: SessionFiles) -> None:
         """Adds the descriptors of a process to `seen`. Raises Hidden."""
         try:
             names = os.listdir(fd := os.open(f"{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd))
@@ -126,7 +126,7 @@ class Proc:
 
 
 @dataclass
-class Files:
+class SessionFiles:
     """The files of a session: those in its folder, and those that it has deleted but keeps open or mapped."""
 
     device: int = -1  # of the folder; -1 if only sockets matter

@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 from ..interpreter.removal import removal_of
 from . import syscalls
 from .isolation import IsolationPlan
-from .usage import SOCKET_BYTES, Files, Hidden, Proc, cpu_ns
+from .usage import SOCKET_BYTES, Hidden, Proc, SessionFiles, cpu_ns
 
 SWEEP_S = 0.03
 REST, LONG_REST, MAX_REST_S = 4, 40, 1.0
@@ -244,7 +244,7 @@ class WatchdogProcess:
         plan = self.plan
         if len(watched.pids) > plan.processes + 1:
             return "processes", f"it started more than {plan.processes} processes"
-        files = Files()
+        files = SessionFiles()
         on_disk = bool(watched.home) and not plan.mounts
         if on_disk:
             with self.stopped(watched):
@@ -259,7 +259,7 @@ class WatchdogProcess:
             maps = self.open_files(watched, files)
         return self.judge_memory(watched, files, maps) if plan.cgroups is None else None
 
-    def open_files(self, watched: Watched, files: Files) -> list[list[bytes]]:
+    def open_files(self, watched: Watched, files: SessionFiles) -> list[list[bytes]]:
         assert self.proc is not None
         for pid in watched.pids:
             self.proc.descriptors(pid, files)
@@ -268,11 +268,11 @@ class WatchdogProcess:
     def still_in_flight(self, watched: Watched, device: int) -> bool:
         """Looks a second time: a process that passes a descriptor to another has it in flight for a moment."""
         time.sleep(IN_FLIGHT_S)
-        files = Files(device)
+        files = SessionFiles(device)
         self.open_files(watched, files)
         return files.in_flight
 
-    def judge_memory(self, watched: Watched, files: Files, maps: list[list[bytes]]) -> tuple[str, str] | None:
+    def judge_memory(self, watched: Watched, files: SessionFiles, maps: list[list[bytes]]) -> tuple[str, str] | None:
         assert self.proc is not None
         if self.plan.tier != "process" and any(b" /dev/zero (deleted)" in line for lines in maps for line in lines):
             # The filter refuses anonymous shared memory. The old way to it, mapping /dev/zero, cannot be told apart there.

@@ -24,7 +24,7 @@ def has_weights(folder: Path) -> bool:
     return any(any(folder.glob(pattern)) for pattern in ("*.safetensors*", "*.bin*", "*.gguf", "*.pth", "adapter_config.json"))
 
 
-def check_settings(name: Any, folder: Path) -> None:
+def check_settings(name: object, folder: Path) -> None:
     """Raise a ConfigError if the folder is no model's, or if a file with settings is broken."""
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{str(name)!r} is not a model directory: {_other_format(folder) or 'it has no config.json'}")
@@ -34,7 +34,7 @@ def check_settings(name: Any, folder: Path) -> None:
             raise ConfigError(f"{file.name} of the model {str(name)!r} holds no JSON object: download it again")
 
 
-def check_weights(name: Any, folder: Path) -> None:
+def check_weights(name: object, folder: Path) -> None:
     """Raise a ConfigError if weights are missing, cut off, quantised, or in a format that is not loaded."""
     form = next((folder / each for each in _FORMS if (folder / each).is_file()), None)
     if form is None:
@@ -60,7 +60,7 @@ def check_weights(name: Any, folder: Path) -> None:
             _check_tensors(name, file)
 
 
-def _check_tensors(name: Any, file: Path) -> None:
+def _check_tensors(name: object, file: Path) -> None:
     size = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(8)
@@ -93,13 +93,13 @@ def _other_format(folder: Path) -> str | None:
     return None
 
 
-def _check_pointer(name: Any, file: Path) -> None:
+def _check_pointer(name: object, file: Path) -> None:
     with file.open("rb") as stream:
         if stream.read(len(_POINTER)) == _POINTER:
             raise ConfigError(f"{file.name} of the model {str(name)!r} is a pointer of Git LFS: run git lfs pull in its folder")
 
 
-def _json(name: Any, file: Path) -> Any:
+def _json(name: object, file: Path) -> Any:
     found = _decoded(file.read_bytes())
     if found is None:
         raise ConfigError(f"{file.name} of the model {str(name)!r} is no valid JSON: download it again")

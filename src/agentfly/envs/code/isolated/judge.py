@@ -15,7 +15,7 @@ from typing import Any
 
 # A session runs `wire`, `forms` and `plan` before this file, so `run.source` removes these lines.
 from .forms import ERRORS, READABLE
-from .plan import ALIASES, Plan, plan_tests
+from .plan import ALIASES, JudgePlan, plan_tests
 from .wire import EXTENDED, NotData, NotPlain, PartSender, decode, pack, read, unpack, write
 
 UNARY = ("neg", "pos", "abs", "invert")
@@ -132,7 +132,7 @@ class Judge(PartSender):
 
     def __init__(self) -> None:
         super().__init__()
-        self.plan = Plan(frozenset(), frozenset())
+        self.plan = JudgePlan(frozenset(), frozenset())
         self.messages: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self.answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.objects: dict[int, RemoteObject] = {}

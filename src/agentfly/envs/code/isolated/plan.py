@@ -31,7 +31,7 @@ _CONVERSIONS = ("int", "float", "complex", "round", "divmod", "pow", "format")
 
 
 @dataclass(frozen=True)
-class Plan:
+class JudgePlan:
     """`names` are asked of the solution, `modules` are imported. `cannot` is the reason why the tests cannot run isolated.
 
     `operators`: the tests apply operators to objects that they construct from classes of the solution. `arrays`: they use
@@ -65,7 +65,7 @@ def asked_names(tests: list[str]) -> tuple[set[str], set[str]]:
     return reads, sets
 
 
-def plan_tests(prelude: str, tests: list[str]) -> Plan:
+def plan_tests(prelude: str, tests: list[str]) -> JudgePlan:
     """Names of modules and built-ins mean Python's own, unless the tests read no other name than those of built-ins."""
     reads, sets = asked_names(tests)
     wanted = reads - sets - asked_names([prelude])[1]
@@ -77,7 +77,7 @@ def plan_tests(prelude: str, tests: list[str]) -> Plan:
     arrays = any(path.partition(".")[0] == "numpy" for path in source.imported.values())
     paths = {source.dotted(node) for node in source.nodes if isinstance(node, ast.Name | ast.Attribute)}
     seeds = tuple(name for name in ("random", "numpy.random") if f"{name}.seed" in paths)
-    return Plan(frozenset(names), frozenset(modules), source.cannot(), source.uses_operators(), arrays, seeds)
+    return JudgePlan(frozenset(names), frozenset(modules), source.cannot(), source.uses_operators(), arrays, seeds)
 
 
 class _Source:
