@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from agentfly.learn.model.evidence import OFTEN, RATIOS, fit, token_fit
-from agentfly.training.evidence import COPY, FULL, HALF, PROOF, Drawn, Freshness, Moved, format_of, gap_limit, is_biased
-from agentfly.types import TokenFit
+from agentfly.training.evidence import COPY, FULL, HALF, PROOF, Drawn, Freshness, Moved, Probe, format_of, gap_limit, is_biased
+from agentfly.types import Completion, Sampling, TokenFit
 
 
 def test_the_limit_of_the_gap_follows_from_the_format_and_the_first_gap() -> None:
@@ -125,26 +125,54 @@ def answers(weights: str, noise: float, seed: int, count: int = 60, moved: float
     return found
 
 
+def gap_of(noise: float) -> float:
+    """The mean difference of two log-probs with the same rounding."""
+    return 2.0 * noise / math.sqrt(math.pi)
+
+
 @pytest.mark.parametrize("noise", [1e-7, 1e-3])
 def test_an_engine_with_old_weights_is_found(noise: float) -> None:
     fresh = Freshness()
-    assert not all(fresh.add(answers("old", noise, seed)) for seed in range(60))
+    assert not all(fresh.add(answers("old", noise, seed), gap_of(noise)) for seed in range(120))
     assert fresh.share < 0.5
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-7, 1e-3, 0.05, 1.0])
 def test_an_engine_with_new_weights_is_never_called_old(noise: float) -> None:
     fresh = Freshness()
-    assert all(fresh.add(answers("new", noise, seed)) for seed in range(2000))
+    assert all(fresh.add(answers("new", noise, seed), gap_of(noise)) for seed in range(2000))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rounding_that_the_tokens_of_an_update_share_is_one_observation(seed: int) -> None:
+    """The prompt's rounding decides for all tokens whether the engine's log-probs are those of one version or of the other."""
+    chance, fresh = random.Random(seed), Freshness()
+    for step in range(1000):
+        moved = [Moved(engine=0.0, new=each.new - each.old, old=0.0) for each in answers("new", 0.0, step)]
+        agrees = chance.random() < 0.5
+        assert fresh.add([each._replace(engine=each.new if agrees else each.old) for each in moved], noise=1e-3)
 
 
 def test_an_engine_that_becomes_stale_late_is_found() -> None:
     fresh = Freshness()
-    assert all(fresh.add(answers("new", 1e-4, seed)) for seed in range(100))
-    assert not all(fresh.add(answers("old", 1e-4, seed)) for seed in range(100, 102))
+    assert all(fresh.add(answers("new", 1e-4, seed), gap_of(1e-4)) for seed in range(100))
+    assert not all(fresh.add(answers("old", 1e-4, seed), gap_of(1e-4)) for seed in range(100, 102))
+
+
+def reply_of(token_ids: list[int], version: int) -> Completion:
+    return Completion(token_ids=token_ids, logprobs=[-0.1, -0.2, -0.3], versions=[version] * 3, text="")
+
+
+def test_replies_that_begin_alike_count_once() -> None:
+    probe = Probe([1, 2, 3], Sampling(max_tokens=8), num_chains=256)
+    replies = [reply_of([5, 6, last], version=0) for last in (7, 7, 8, 9)]
+    assert probe.compare(replies, [[-0.1, -0.2, -0.3]] * 4) == []
+    replies = [*replies[:3], reply_of([5, 9, 9], version=1)]
+    moved = probe.compare(replies, [[-0.5, -0.6, -0.7]] * 4)
+    assert [each.new for each in moved] == [-0.5, -0.6, -0.7, -0.7], "5, 6, and 7 and 8 after them; not the 9 after 5"
 
 
 def test_tokens_that_did_not_move_say_nothing() -> None:
     fresh = Freshness()
-    assert fresh.add([Moved(-1.0, -1.0, -1.0)] * 100)
+    assert fresh.add([Moved(-1.0, -1.0, -1.0)] * 100, 0.0)
     assert math.isnan(fresh.share)

@@ -92,8 +92,10 @@ class Freshness:
     """Whether an engine's log-probs fit the new weights or those before, collected over updates.
 
     Each token says -1 (the previous weights) to 1 (the new ones). Tokens that the update moved less than the median count less;
-    none counts more, so that no few decide. The noise of half precision favours neither side and averages out. Earlier updates
-    count less with every further one: an engine that becomes stale late is found as well.
+    none counts more, so that no few decide. The noise of half precision favours neither side and averages out over updates, but
+    not over the tokens of one update: they share a prompt, and so its rounding. If an update moved them by little more than the
+    noise, all of them are one observation. Earlier updates count less with every further one: an engine that becomes stale late
+    is found as well.
     """
 
     score: float = 0.0
@@ -103,9 +105,14 @@ class Freshness:
     FADES = 0.95
     ROUNDING = 1e-6
     SIGMAS = 5.0
+    CLEAR = 4.0
+    """How far beyond the noise an update must move the tokens so that each is an observation."""
 
-    def add(self, tokens: Sequence[Moved]) -> bool:
-        """Add the tokens of one update. Returns False if they, or all that were added, are of the weights before."""
+    def add(self, tokens: Sequence[Moved], noise: float) -> bool:
+        """Add the tokens of one update. Returns False if they, or all that were added, are of the weights before.
+
+        `noise` is the mean difference of two log-probs of one token under the same weights, the engine's and the learner's.
+        """
         kept = [token for token in tokens if abs(token.new - token.old) > self.ROUNDING]
         if not kept:
             return True
@@ -116,6 +123,8 @@ class Freshness:
             says = max(-1.0, min(1.0, (2.0 * engine - new - old) / (new - old)))
             score, variance, total = score + weight * says, variance + (weight * says) ** 2, total + weight
         self.share = 0.5 + 0.5 * score / total
+        if enough < self.CLEAR * noise:
+            variance = score**2
         self.score = self.FADES * self.score + score
         self.variance = self.FADES**2 * self.variance + variance
         return score > -self.SIGMAS * math.sqrt(variance) and self.score > -self.SIGMAS * math.sqrt(self.variance)
@@ -214,15 +223,19 @@ class Probe:
             return []
 
     def compare(self, replies: Sequence[Completion], own: Sequence[list[float]]) -> list[Moved]:
-        """Returns the tokens that these replies share with those of the version before. `own` are the learner's log-probs."""
-        found = []
+        """Returns the tokens that these replies share with those of the version before. `own` are the learner's log-probs.
+
+        Where replies begin alike, each token counts once.
+        """
+        found: dict[tuple[int, ...], Moved] = {}
         for reply, new, (ids, old) in zip(replies, own, self._before, strict=False):
-            for token, sampled, after, former, before in zip(reply.token_ids, reply.logprobs, new, ids, old, strict=False):
-                if token != former:
+            for at, (sampled, after, before) in enumerate(zip(reply.logprobs, new, old, strict=False)):
+                beginning = tuple(reply.token_ids[: at + 1])
+                if beginning != tuple(ids[: at + 1]):
                     break
-                found.append(Moved(sampled, after, before))
+                found.setdefault(beginning, Moved(sampled, after, before))
         self._before = [(list(reply.token_ids), list(scores)) for reply, scores in zip(replies, own, strict=True)]
-        return found
+        return list(found.values())
 
     async def close(self) -> None:
         """Cancel requests that are under way."""

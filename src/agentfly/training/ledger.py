@@ -206,7 +206,9 @@ class Ledger:
         gap = sum(gaps) / len(gaps)
         self.first_probe = gap if self.first_probe is None else self.first_probe
         moved = probe.compare(replies, own)
-        fits = self.fresh.add(moved) and not (self.bounds is FULL and is_partly_stale(moved, self.first_probe))
+        fits = self.fresh.add(moved, self.first_probe) and not (
+            self.bounds is FULL and is_partly_stale(moved, self.first_probe)
+        )
         if not self._note("engine_fresh", fits, self.fresh.share if self.fresh.variance else None):
             raise InvariantError(
                 f"the engine's log-probs of a probe do not fit version {learner.version} of the weights, but lie at "
