@@ -4,7 +4,8 @@
                     a validation or test goal are left out
     easy_webshop    goals of the easy shop, with short pages; each goal belongs to one split
     webshop_data    WebShop's files in `$WEBSHOP_DATA`, synthetic goals, with the published split: after the shuffle with seed
-                    233 the first 500 are for test, the next 1,000 for validation, the rest for training
+                    233 the first 500 are for test, the next 1,000 for validation, the rest for training, but for goals
+                    with the question of one of the others
     webshop_human   the same with the instructions that people wrote
     webshop_data_brief     the goals of webshop_data with brief pages, which make a visit a third shorter
 
@@ -33,7 +34,8 @@ def webshop_tasks(split: str, count: int | None = None, seed: int = 0) -> list[d
     goals, wanted = catalogue.goals(), check_split(split)
     splits = [split_of(asin) for asin in catalogue.asins]
     places = [place for place in range(len(goals)) if splits[goals.owner(place)] == wanted]
-    left_out = _asked_elsewhere(goals, splits) if wanted == "train" else frozenset()
+    held = [place for place in range(len(goals)) if splits[goals.owner(place)] != "train"]
+    left_out = _asked_elsewhere(goals, places, held) if wanted == "train" else frozenset()
     return _rows(goals, places, catalogue, split, count, seed, left_out)
 
 
@@ -83,6 +85,9 @@ def _published(split: str, count: int | None, seed: int, kind: GoalKind) -> list
     # Test goals keep the published order; the others are shuffled by the seed. Only the wanted ones are made.
     wanted = check_count(split, count)
     order = list(places) if split == "test" else random.Random(f"webshop {split} {seed}").sample(places, len(places))
+    if split == "train":
+        left_out = _asked_elsewhere(goals, places, range(first))
+        order = [place for place in order if place not in left_out]
     name = full_name(where)
     return [{**row_of(goals[place], name, place), "id": str(place)} for place in order[:wanted]]
 
@@ -103,15 +108,12 @@ def _rows(
     return [row_of(goals[place], catalogue.name, place) for place in places[:wanted]]
 
 
-def _asked_elsewhere(goals: Goals, splits: Sequence[str]) -> frozenset[int]:
+def _asked_elsewhere(goals: Goals, training: Sequence[int], held: Sequence[int]) -> frozenset[int]:
     """The places of training goals whose question is also one of validation or test: two products can have equal questions."""
-    held = [place for place in range(len(goals)) if splits[goals.owner(place)] != "train"]
-    beginnings = {goals.products[goals.owner(place)].instruction for place in held}
-    asked = {goals[place].instruction for place in held}
-    return frozenset(
-        place
-        for place in range(len(goals))
-        if splits[goals.owner(place)] == "train"
-        and goals.products[goals.owner(place)].instruction in beginnings
-        and goals[place].instruction in asked
-    )
+
+    def beginning(place: int) -> str | None:
+        """What a synthetic question begins with, without making the goal."""
+        return goals.products[goals.owner(place)].instruction if goals.kind == "synthetic" else None
+
+    beginnings, asked = set(map(beginning, held)), {goals[place].instruction for place in held}
+    return frozenset(place for place in training if beginning(place) in beginnings and goals[place].instruction in asked)
