@@ -56,7 +56,7 @@ ROOMS = {
     "config": Room(9, 503),
     "build": Room(10, 150),
     "planning": Room(10, 700),
-    "training": Room(11, 4_180),
+    "training": Room(11, 4_185),
     "verl": Room(12, 1_280),
     "health": Room(12, 920),
     "api": Room(13, 180),
