@@ -198,7 +198,7 @@ def pretend(replies: Replies) -> Device:
     class Prefiller(prefill.Prefiller):
         def run(self, chunks: Any) -> Any:
             tokens = self.sizes.fit(sum(len(ids) for ids, _, _ in chunks))
-            prefill.Layout.of([(pages, cached, len(ids)) for ids, pages, cached in chunks], self.width)
+            prefill.PrefillArrays.of([(pages, cached, len(ids)) for ids, pages, cached in chunks], self.width)
             for _ in range(5):  # upload, events, graph
                 device.call()
             started = Pass((PASS_MS + PASS_MS_PER_TOKEN * tokens) / 1000)
