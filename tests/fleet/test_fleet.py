@@ -115,7 +115,7 @@ def test_a_call_is_answered_raises_as_there_or_is_lost_with_its_process(tmp_path
                 await second.call("double", 1)
             assert await first.call("twice") == 1
             await until(lambda: one.fleet.dropped_replies == 1)
-            assert set(one.role.reports) >= {one.pid(0)}
+            await until(lambda: one.pid(0) in one.role.reports)
 
     run(work)
 
