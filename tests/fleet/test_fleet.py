@@ -123,10 +123,10 @@ def test_a_call_is_answered_raises_as_there_or_is_lost_with_its_process(tmp_path
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_process_that_is_killed_or_frozen_is_started_again(how: signal.Signals, tmp_path: Path) -> None:
     async def work() -> None:
-        async with Run(tmp_path, 2, health_s=2.0) as one:
+        async with Run(tmp_path, 2, health_s=5.0) as one:
             victim, other = one.pid(0), one.pid(1)
             os.kill(victim, how)
-            await until(lambda: one.fleet.restarts == 1 and len(one.fleet.live) == 2)
+            await until(lambda: one.fleet.restarts >= 1 and len(one.fleet.live) == 2)
             assert one.fleet.members[0].attempt == 1
             assert one.pid(0) != victim
             assert one.pid(1) == other
@@ -144,7 +144,7 @@ def test_a_process_whose_main_thread_is_blocked_is_lost_though_it_beats(tmp_path
         async with Run(tmp_path, health_s=60.0) as one:
             one.role.stuck_s = 1.5
             one.fleet.members[0].send("block", 0, 3600)
-            await until(lambda: one.fleet.restarts == 1 and one.fleet.live)
+            await until(lambda: one.fleet.restarts >= 1 and one.fleet.live)
             assert "did not report for" in one.role.losses[0]
             assert "its main thread is blocked" in one.role.losses[0]
 
@@ -297,7 +297,7 @@ def test_connections_that_say_nothing_hold_no_process_up(tmp_path: Path, monkeyp
             try:
                 await until(lambda: len(one.fleet._strangers) == 8)
                 os.kill(one.pid(), signal.SIGKILL)
-                await until(lambda: one.fleet.restarts == 1 and one.fleet.live)
+                await until(lambda: one.fleet.restarts >= 1 and one.fleet.live)
                 assert await asyncio.to_thread(is_closed, opened[0])
             finally:
                 for each in opened:
