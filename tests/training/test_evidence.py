@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import re
@@ -11,8 +12,21 @@ import pytest
 import torch
 
 from agentfly.learn.model.evidence import OFTEN, RATIOS, fit, token_fit
-from agentfly.training.evidence import COPY, FULL, HALF, PROOF, Drawn, Freshness, Moved, Probe, format_of, gap_limit, is_biased
-from agentfly.types import Completion, Sampling, TokenFit
+from agentfly.training.evidence import (
+    ALL_UNTIL,
+    COPY,
+    FULL,
+    HALF,
+    PROOF,
+    Drawn,
+    Freshness,
+    Moved,
+    Probe,
+    format_of,
+    gap_limit,
+    is_biased,
+)
+from agentfly.types import Completion, Request, Sampling, TokenFit
 
 
 def test_the_limit_of_the_gap_follows_from_the_format_and_the_first_gap() -> None:
@@ -170,6 +184,46 @@ def test_replies_that_begin_alike_count_once() -> None:
     replies = [*replies[:3], reply_of([5, 9, 9], version=1)]
     moved = probe.compare(replies, [[-0.5, -0.6, -0.7]] * 4)
     assert [each.new for each in moved] == [-0.5, -0.6, -0.7, -0.7], "5, 6, and 7 and 8 after them; not the 9 after 5"
+
+
+class CountingEngine:
+    """An engine that answers every request with three tokens of the version that the test has set."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.asked: list[int] = []
+
+    async def generate(self, request: Request) -> Completion:
+        self.asked.append(self.version)
+        return reply_of([5, 6, 7], self.version)
+
+    def release(self, session: str) -> None:
+        pass
+
+
+async def ask_many(count: int) -> tuple[list[int], set[tuple[int, int]]]:
+    """Returns the versions of 1 to `count` that a probe asked for, and the pairs of versions that it compared."""
+    probe, engine = Probe([1, 2, 3], Sampling(max_tokens=8)), CountingEngine()
+    compared: set[tuple[int, int]] = set()
+    for engine.version in range(1, count + 1):
+        for _ in range(2):  # the same version again: nothing is asked
+            probe.ask(engine, engine.version)  # type: ignore[arg-type]
+        replies = await probe.replies()
+        if replies:
+            moved = probe.compare(replies, [[-float(engine.version)] * 3] * len(replies))
+            compared |= {(int(-each.new), int(-each.old)) for each in moved}
+    assert len(engine.asked) == len(set(engine.asked)) * probe.num_replies
+    return sorted(set(engine.asked)), compared
+
+
+def test_later_versions_are_asked_for_in_pairs_and_compared_with_the_version_directly_before() -> None:
+    asked, compared = asyncio.run(ask_many(ALL_UNTIL + 8))
+    late = [version for version in asked if version > ALL_UNTIL]
+    assert asked == [*range(1, ALL_UNTIL + 1), *late]
+    assert len(late) == 4
+    assert {new for new, _ in compared} == {version for version in asked if version - 1 in asked}
+    assert all(new == old + 1 for new, old in compared)
+    assert sum(new > ALL_UNTIL for new, _ in compared) >= 2
 
 
 def test_tokens_that_did_not_move_say_nothing() -> None:

@@ -31,6 +31,8 @@ CHAINS_PER_PROBE, MIN_PROBES, MAX_PROBES = 32, 4, 8
 """One probe for so many chains of a step, so that all of them cost about a hundredth of it."""
 SAME_SEEDS = 8
 """Versions that are asked for with the same seeds."""
+ALL_UNTIL = 8
+"""So many versions are all asked for. Of the later ones two of four are, which halves the cost of the probes."""
 PROBE_S = 60.0
 """Seconds that a step waits for the replies."""
 
@@ -179,16 +181,21 @@ class Probe:
         self.sampling = replace(sampling, max_tokens=REPLY_TOKENS, stop=(), stop_ids=())
         self.num_replies = max(MIN_PROBES, min(MAX_PROBES, num_chains // CHAINS_PER_PROBE))
         self.version: int | None = None
-        self._asks = 0
+        self._versions = self._asks = 0
         self._asked: asyncio.Task[list[Completion]] | None = None
         self._before: list[tuple[list[int], list[float]]] = []  # replies of the version before, with the learner's log-probs
 
     def ask(self, engine: TrainableEngine, version: int) -> None:
-        """Request the replies without waiting for them, unless this version was asked for."""
-        if version != self.version and self._asked is None:
-            self.version = version
-            self._asks += 1
-            self._asked = asyncio.create_task(self._ask(engine, version))
+        """Request the replies without waiting for them, unless this version was asked for or is to be left out."""
+        if version == self.version or self._asked is not None:
+            return
+        self.version = version
+        self._versions += 1
+        if self._versions > ALL_UNTIL and self._versions % 4 > 1:
+            self._before = []  # replies are compared with those of the version directly before
+            return
+        self._asks += 1
+        self._asked = asyncio.create_task(self._ask(engine, version))
 
     async def _ask(self, engine: TrainableEngine, version: int) -> list[Completion]:
         names = [f"probe-{version}-{number}" for number in range(self.num_replies)]
