@@ -10,13 +10,11 @@ import dataclasses
 import difflib
 import json
 import tomllib
-import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args
 
-from .checks import check_fields, setting
 from .engines import check_engine, engine_options
 from .errors import ConfigError
 from .foreign_names import config_hint
@@ -24,6 +22,7 @@ from .learn.algorithms import Algorithm, canonical, find_algorithm, reference_of
 from .learn.settings import LoraSettings, LossSettings, OptimSettings
 from .recipes import find_config
 from .resources.spec import check_settings
+from .schema import check_fields, read, setting, type_hints, type_name
 from .types import Reaction, Sampling
 
 
@@ -42,9 +41,9 @@ class AgentSettings:
     examples: list[dict[str, Any]] = setting(
         [], "worked examples in every prompt, before the task: messages with `role` and `content`"
     )
-    max_turns: int = setting(8, "replies a chain may give")
-    max_context: int | None = setting(None, "tokens of a chain; the model's limit when not set")
-    chain_timeout_s: float = setting(600.0, "seconds of a chain, replies and tools, until it is ended (`max_time`)")
+    max_turns: int = setting(8, "replies a chain may give", low=1)
+    max_context: int | None = setting(None, "tokens of a chain; the model's limit when not set", low=1)
+    chain_timeout_s: float = setting(600.0, "seconds of a chain, replies and tools, until it is ended (`max_time`)", above=0)
     on_no_tool_call: Reaction | None = setting(None, "reaction to a reply without call or answer; not set: the agent's")
     on_invalid_call: Reaction = setting("continue", "reaction to an unknown tool or bad arguments")
     on_tool_error: Reaction = setting("continue", "reaction to a tool that raised or exceeded its time limit")
@@ -52,16 +51,20 @@ class AgentSettings:
     engine: str | dict[str, Any] = setting({}, '"local", "vllm" or "openai", or a table: `kind` and its options, as max_batch')
     options: dict[str, Any] = setting({}, "further arguments of the agent's class, such as parser")
 
+    def __post_init__(self) -> None:
+        check_fields(self, "agent.")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceSettings:
     """The host's resources for environments."""
 
-    cpu: float | None = setting(None, "CPUs for all environments together; no limit when not set")
-    memory_mb: float | None = setting(None, "memory for all environments together; no limit when not set")
+    cpu: float | None = setting(None, "CPUs for all environments together; no limit when not set", above=0)
+    memory_mb: float | None = setting(None, "memory for all environments together; no limit when not set", above=0)
     pools: dict[str, Any] = setting({}, "per kind of environment: placement, max, min_warm, idle_s, max_uses, ...")
 
     def __post_init__(self) -> None:
+        check_fields(self, "resources.")
         for name, settings in self.pools.items():
             check_settings(name, settings)
 
@@ -72,12 +75,17 @@ class DataSettings:
 
     train: str = setting("", "training rows: a .json, .jsonl, .csv or .parquet file, hf://NAME, or a task set by name")
     validation: str | None = setting(None, "held-out rows; when not set, a share of the training rows or the task set's split")
-    holdout: float = setting(0.1, "share of a training file that is held out when no validation rows are given")
-    train_count: int | None = setting(None, "use only the first rows")
+    holdout: float = setting(
+        0.1, "share of a training file that is held out when no validation rows are given", above=0, below=1
+    )
+    train_count: int | None = setting(None, "use only the first rows", low=1)
     validation_count: int | None = setting(
-        None, "use only the first held-out rows; when not set, 200 in a training and all in `agentfly eval`"
+        None, "use only the first held-out rows; when not set, 200 in a training and all in `agentfly eval`", low=0
     )
     shuffle: bool = setting(True, "draw the training rows in a new seeded order each time through them")
+
+    def __post_init__(self) -> None:
+        check_fields(self, "data.")
 
     @property
     def validated(self) -> int:
@@ -168,9 +176,9 @@ class TrainSettings(OptimSettings):
     """Length, optimizer and checks of a training run."""
 
     steps: int = setting(100, "weight updates", low=1)
-    validate_every: int = setting(10, "steps between validations on held-out rows; 0: only at the start and the end")
+    validate_every: int = setting(10, "steps between validations on held-out rows; 0: only at the start and the end", low=0)
     validate_chains: int = setting(1, "chains of each held-out task; pass@k is reported up to this k", low=1)
-    validate_temperature: float | None = setting(None, "temperature of validation; as in training when not set")
+    validate_temperature: float | None = setting(None, "temperature of validation; as in training when not set", low=0)
     validate_at_start: bool = setting(True, "validate before the first step, for the closing comparison")
     save_every: int = setting(
         20, "steps between checkpoints, at most; 0: no limit. One is always saved at the end, on Ctrl-C and on SIGTERM", low=0
@@ -182,8 +190,11 @@ class TrainSettings(OptimSettings):
         "largest mean difference between sampled and recomputed log-probs (nats) before the run stops; "
         "not set: a multiple of the run's first one, in float32 at most 0.002 (an engine with a copy of the weights: 0.05), in "
         "half precision at most 0.15, where rounding alone gives 0.04 on an uncertain model",
+        above=0,
     )
-    max_failed_share: float = setting(0.5, "largest share of untrainable chains in one step before the run stops")
+    max_failed_share: float = setting(
+        0.5, "largest share of untrainable chains in one step before the run stops", low=0, high=1
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,9 +282,10 @@ class RunSettings:
     trackers: list[str] = setting(
         ["jsonl"], "where metrics go besides the run's own database: jsonl, tensorboard, wandb, mlflow, trackio, opentelemetry"
     )
-    threads: int | None = setting(None, "torch threads; torch's choice when not set")
+    threads: int | None = setting(None, "torch threads; torch's choice when not set", low=1)
 
     def __post_init__(self) -> None:
+        check_fields(self, "run.")
         parts = Path(self.name or "run").parts
         if not parts or ".." in parts or Path(self.name or "run").is_absolute():
             raise ConfigError(
@@ -458,7 +470,7 @@ def _check_cluster(config: Config) -> None:
                 raise ConfigError(f"{section}.{name} has no effect without {missing}: set that, or remove it")
 
 
-SECTIONS = tuple(name for name, hint in get_type_hints(Config).items() if dataclasses.is_dataclass(hint))
+SECTIONS = tuple(name for name, hint in type_hints(Config).items() if dataclasses.is_dataclass(hint))
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -491,14 +503,14 @@ def keys() -> list[tuple[str, str, Any, str]]:
 
 
 def _rows(section: Any, prefix: str) -> Iterator[tuple[str, str, Any, str]]:
-    hints = get_type_hints(type(section))
+    hints = type_hints(type(section))
     for item in dataclasses.fields(section):
         value = getattr(section, item.name)
         if item.name in SECTIONS and not prefix:
             yield from _rows(value, f"{item.name}.")
         else:
             text = _SAMPLING_HELP[item.name] if prefix == "sampling." else str(item.metadata.get("help", ""))
-            yield f"{prefix}{item.name}", _type_name(hints[item.name]), value, text
+            yield f"{prefix}{item.name}", type_name(hints[item.name], item.metadata.get("limit")), value, text
 
 
 _SAMPLING_HELP = {
@@ -525,16 +537,15 @@ def _set(tree: dict[str, Any], dotted: str, value: object) -> None:
 def _build(cls: Any, tree: Any, prefix: str) -> Any:
     if not isinstance(tree, Mapping):
         raise ConfigError(f"[{prefix.rstrip('.')}] is a table, not {tree!r}")
-    hints = get_type_hints(cls)
-    known = {item.name for item in dataclasses.fields(cls)}
+    hints = type_hints(cls)
+    items = {item.name: item for item in dataclasses.fields(cls)}
     values = {}
     for name, value in tree.items():
-        if name not in known:
+        if name not in items:
             raise _unknown(f"{prefix}{name}", value)
-        hint = hints[name]
-        values[name] = (
-            _build(hint, value, f"{name}.") if dataclasses.is_dataclass(hint) else _convert(value, hint, f"{prefix}{name}")
-        )
+        hint, key = hints[name], f"{prefix}{name}"
+        is_section = dataclasses.is_dataclass(hint)
+        values[name] = _build(hint, value, f"{name}.") if is_section else _read(key, value, items[name], hint)
     try:
         return cls(**values)
     except ConfigError as error:
@@ -557,56 +568,16 @@ def _unknown(dotted: str, value: object) -> ConfigError:
     return ConfigError(f"unknown config key {dotted!r}; {hint}")
 
 
-def _convert(value: object, hint: object, key: str) -> Any:
-    """Returns the value as the field's type. Raises ConfigError for another type.
-
-    Integers become floats, and a string becomes a list of names: `agent.tools = "add, subtract"`.
-    """
-    origin, args = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return value
-    if origin in (Union, types.UnionType):
-        if value is None and type(None) in args:
-            return None
-        for option in (arg for arg in args if arg is not type(None)):
-            try:
-                return _convert(value, option, key)
-            except ConfigError:
-                continue
-    elif origin is Literal:
-        if value in args:
-            return value
-        near = difflib.get_close_matches(str(value), [str(arg) for arg in args], n=1)
-        more = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"{key} is one of {', '.join(map(repr, args))}, not {value!r}{more}")
-    elif origin is list and args == (str,) and isinstance(value, str):
-        return [name.strip() for name in value.split(",") if name.strip()]
-    elif origin in (list, tuple) and isinstance(value, (list, tuple)):
-        return origin(_convert(item, args[0], f"{key}[{i}]") for i, item in enumerate(value))
-    elif origin is dict and isinstance(value, Mapping):
-        return {str(name): _convert(item, args[1], f"{key}.{name}") for name, item in value.items()}
-    elif hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    elif hint in (int, bool, str) and type(value) is hint:
-        return value
-    sweep = hint in (int, float) and isinstance(value, str) and "," in value
-    one = f"; a run has one: start a run for each, as in `for v in 0 1; do agentfly train ... {key}=$v; done`" if sweep else ""
-    raise ConfigError(f"{key} must be {_type_name(hint)}, not {value!r}{one}")
-
-
-def _type_name(hint: Any) -> str:
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return " or ".join("nothing" if arg is type(None) else _type_name(arg) for arg in args)
-    if origin is Literal:
-        return " or ".join(map(json.dumps, args))
-    if origin in (list, tuple):
-        return f"list of {_type_name(args[0])}"
-    if origin is dict:
-        return "table"
-    if hint is Algorithm:
-        return "object"
-    return {int: "integer", float: "number", str: "string", bool: "true or false"}.get(hint, "anything")
+def _read(key: str, value: object, item: dataclasses.Field[Any], hint: object) -> Any:
+    """Returns the value as the field's type. Raises ConfigError for another one."""
+    try:
+        return read(key, value, hint, item.metadata.get("limit"))
+    except ConfigError as error:
+        if not (isinstance(value, str) and "," in value and {int, float} & {hint, *get_args(hint)}):
+            raise
+        raise ConfigError(
+            f"{error}; a run has one: start a run for each, as in `for v in 0 1; do agentfly train ... {key}=$v; done`"
+        ) from None
 
 
 def to_toml(tree: Mapping[str, Any]) -> str:

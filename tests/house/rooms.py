@@ -27,7 +27,7 @@ ROOMS = {
     "old_names": Room(0, 15),
     "cache": Room(1, 13),
     "types": Room(1, 360),
-    "checks": Room(1, 53),
+    "schema": Room(1, 150),
     "foreign_names": Room(1, 59),
     "protocols": Room(2, 90),
     "aio": Room(2, 750),

@@ -117,9 +117,9 @@ def test_a_file_of_demonstrations_serves_too_and_is_taken_as_it_is(tmp_path: Pat
     ("settings", "what"),
     [
         ({"steps": 5}, "no effect without warm_start.demos"),
-        ({"demos": "arithmetic", "steps": 0}, "warm_start.steps must be a whole number, at least 1"),
-        ({"demos": "arithmetic", "lr": 0.0}, "warm_start.lr must be a number, greater than 0"),
-        ({"demos": "arithmetic", "mistakes": 1.5}, "warm_start.mistakes must be a number, at least 0 and at most 1"),
+        ({"demos": "arithmetic", "steps": 0}, "warm_start.steps must be an integer of at least 1"),
+        ({"demos": "arithmetic", "lr": 0.0}, "warm_start.lr must be a number above 0"),
+        ({"demos": "arithmetic", "mistakes": 1.5}, "warm_start.mistakes must be a number from 0 to 1"),
         ({"demo": "arithmetic"}, "warm_start.demos"),
     ],
 )

@@ -176,29 +176,28 @@ def _renderer_of(engine: Any) -> Renderer | None:
     return found
 
 
-def _options_of(kind: str) -> tuple[dict[str, Any], bool]:
-    """The options of a kind with their types, and whether the engine belongs to this package."""
+def _options_of(kind: str) -> dict[str, Any]:
+    """The options of a kind with their types."""
     if kind == "local":  # loading and rendering take the same options as the learner's copy of a served model
         shared = options_of(plugins.resolve("engines", "openai"))
-        return {**options_of(LocalOptions), **{name: shared[name] for name in (*_LOADING, *_RENDERING)}}, True
+        return {**options_of(LocalOptions), **{name: shared[name] for name in (*_LOADING, *_RENDERING)}}
     if kind == "chat":
         from .openai import OpenAIEngine
 
-        return options_of(OpenAIEngine), True
-    maker = plugins.resolve("engines", kind)
-    return options_of(maker), str(maker.__module__).startswith("agentfly.")
+        return options_of(OpenAIEngine)
+    return options_of(plugins.resolve("engines", kind))
 
 
 def _check_options(kind: str, options: Mapping[str, Any]) -> None:
     if not options:
         return
-    known, own = _options_of(kind)
+    known = _options_of(kind)
     for key, value in options.items():
         if key not in known:
             raise ConfigError(f"the engine has no option {key!r}; {_hint(key, sorted(known))}")
         if not (
             kind == "local" and key in _LOADING and type(value).__module__ == "torch"
         ):  # torch.dtype and torch.device are fine in Python
-            check_value(key, value, known[key], own=own)
+            check_value(key, value, known[key])
     if kind == "local":
         check_cache_size(options)

@@ -12,10 +12,11 @@ from typing import Any, Literal
 
 from ..errors import EngineError
 from ..net.client import RetryPolicy, Transient
+from ..schema import Count, Name, NotNegative, Positive
 from ..types import Completion, Request
 from .openai_server import ModelServer
 from .openai_wire import ChatStream, from_answer, to_body
-from .options import Address, ApiKey, Retries, Seconds, check_arguments
+from .options import Address, ApiKey, Seconds, check_arguments
 
 
 class OpenAIEngine:
@@ -37,13 +38,13 @@ class OpenAIEngine:
         *,
         base_url: Address | None = None,
         api_key: ApiKey | None = None,
-        max_context: int = 1 << 17,
-        timeout_s: float = 120.0,
-        deadline_s: float = 600.0,
-        max_retries: Retries = 8,
+        max_context: Count = 1 << 17,
+        timeout_s: Positive = 120.0,
+        deadline_s: Positive = 600.0,
+        max_retries: NotNegative = 8,
         retry_s: Seconds = 0.5,
-        max_connections: int = 256,
-        max_tokens_key: str = "max_tokens",
+        max_connections: Count = 256,
+        max_tokens_key: Name = "max_tokens",
         extra_body: Mapping[str, Any] | None = None,
     ) -> None:
         check_arguments(OpenAIEngine, locals())

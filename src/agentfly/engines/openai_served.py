@@ -18,16 +18,17 @@ import shutil
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ConfigError, DeadlineError, EngineError, InvariantError
 from ..net.client import RetryPolicy
+from ..schema import Count, Name, NotNegative, Positive
 from ..types import Completion, Proof, Request, Sampling
 from .openai_dialects import DIALECTS, NoIds
 from .openai_server import ModelServer
-from .options import COUNTERS, Address, ApiKey, AtUpdate, Device, Dtype, Retries, Seconds, check_arguments
+from .options import COUNTERS, Address, ApiKey, AtUpdate, Device, Dtype, Seconds, TokenIds, check_arguments
 from .prompt import complete, cuts, room_for
 
 
@@ -54,22 +55,22 @@ class ServedEngine:
         *,
         base_url: Address | None = None,
         server: Literal["vllm", "sglang"] = "vllm",
-        served_model: str | None = None,
-        weights_dir: str | Path | None = None,
-        server_weights_dir: str | None = None,
-        max_context: int | None = None,
+        served_model: Name | None = None,
+        weights_dir: Name | Path | None = None,
+        server_weights_dir: Name | None = None,
+        max_context: Count | None = None,
         api_key: ApiKey | None = None,
-        timeout_s: float = 120.0,
-        deadline_s: float = 600.0,
-        handover_s: float = 600.0,
-        max_retries: Retries = 8,
+        timeout_s: Positive = 120.0,
+        deadline_s: Positive = 600.0,
+        handover_s: Positive = 600.0,
+        max_retries: NotNegative = 8,
         retry_s: Seconds = 0.5,
-        max_connections: int = 256,
-        max_gap: float = 0.05,
-        stop_ids: Iterable[int] | None = None,
+        max_connections: Count = 256,
+        max_gap: Positive = 0.05,
+        stop_ids: TokenIds | None = None,
         device: Device | None = None,
         dtype: Dtype | None = None,
-        chat_template: str | None = None,
+        chat_template: Name | None = None,
         template_args: Mapping[str, Any] | None = None,
     ) -> None:
         from .copies import LearnerCopy

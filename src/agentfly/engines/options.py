@@ -1,33 +1,22 @@
 """Options of engines: their types and bounds, each stated once, in `LocalOptions` or in the signature of the engine's class.
 
-`check_value` raises a ConfigError that names the key, the value and what the option takes. In engines of this package a plain
-int must be at least 1, a plain float above 0 and a plain str not empty; other bounds are annotations (`Device`, `Fraction`).
-Engines of plugins are checked by type alone. This module imports nothing heavy, so a config can be checked without torch.
+`check_value` raises a ConfigError that names the key, the value and what the option takes (see `schema`). This module imports
+nothing heavy, so a config can be checked without torch.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 import re
-import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from ..errors import ConfigError
 from ..net.address import is_url
+from ..schema import Bounds, Count, Positive, Rule, read, words
 from ..types import Sampling
 from .prompt import cuts
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A bound on a value of the right type, and its description."""
-
-    holds: Callable[[Any], bool]
-    words: str
 
 
 def _is_device(name: str) -> bool:
@@ -35,23 +24,16 @@ def _is_device(name: str) -> bool:
 
 
 Address = Annotated[str, Rule(is_url, "an address like http://host:port/v1, without a user name or password in it")]
-Retries = Annotated[int, Rule(lambda number: number >= 0, "an integer of at least 0")]
 Device = Annotated[str, Rule(_is_device, "a device such as 'cpu', 'cuda' or 'cuda:1'")]
 Dtype = Literal["float32", "bfloat16", "float16"]
 ApiKey = Annotated[str, Rule(lambda text: True, "a string")]  # empty: no key is sent
-Seconds = Annotated[float, Rule(lambda number: number >= 0, "a number of at least 0")]
-Fraction = Annotated[float, Rule(lambda number: 0 < number <= 1, "a number above 0 and at most 1")]
+Seconds = Annotated[float, Bounds(low=0)]
+Fraction = Annotated[float, Bounds(above=0, high=1)]
+TokenId = Annotated[int, Rule(lambda number: number >= 0, "a token id")]
+TokenIds = Annotated[Iterable[TokenId], Rule(lambda ids: True, "a list of token ids")]
 
 CACHE_SIZES = ("kv_tokens", "kv_gib", "kv_fraction")
 """The options that set the size of the local engine's cache. At most one may be given."""
-
-_OWN = {
-    int: Rule(lambda number: number >= 1, "an integer of at least 1"),
-    float: Rule(lambda number: number > 0, "a number above 0"),
-    str: Rule(bool, "a string that is not empty"),
-}
-_WORDS = {int: "an integer", float: "a number", str: "a string", bool: "true or false", Path: "a path"}
-
 
 COUNTERS = (
     "prefill_s", "decode_s", "host_s", "idle_s", "prepared_s", "prefilled_tokens", "sampled_tokens", "stale_hits",
@@ -111,14 +93,14 @@ class LocalOptions:
                       is first needed
     """
 
-    max_context: int | None = None
-    max_batch: int | None = None
-    max_step_tokens: int | None = None
-    kv_tokens: int | None = None
-    kv_gib: float | None = None
+    max_context: Count | None = None
+    max_batch: Count | None = None
+    max_step_tokens: Count | None = None
+    kv_tokens: Count | None = None
+    kv_gib: Positive | None = None
     kv_fraction: Fraction | None = None
     cache: Literal["slots", "pages"] | None = None
-    stop_ids: Iterable[int] | None = None
+    stop_ids: TokenIds | None = None
     prepare_s: Seconds = 8.0
 
     def __post_init__(self) -> None:
@@ -139,9 +121,9 @@ def options_of(maker: Callable[..., Any]) -> dict[str, Any]:
 
 
 def check_arguments(maker: Callable[..., Any], values: Mapping[str, Any]) -> None:
-    """Raise a ConfigError for a value that an engine's class of this package does not take. Other names are skipped."""
+    """Raise a ConfigError for a value that an engine's class does not take. Other names are skipped."""
     for name, hint in options_of(maker).items():
-        check_value(name, values[name], hint, own=True)
+        check_value(name, values[name], hint)
 
 
 def check_cache_size(options: Mapping[str, Any]) -> None:
@@ -165,58 +147,13 @@ def check_trained_sampling(sampling: Sampling) -> None:
         )
 
 
-def check_value(key: str, value: Any, hint: Any, *, own: bool) -> None:
-    """Raise a ConfigError if the option does not take the value. `own`: the engine belongs to this package."""
-    if _fits(value, hint, own):
-        return
-    wanted = f"agent.engine.{key} must be {_words(hint, own)}"
-    if key == "api_key" or (key == "base_url" and "@" in str(value)):
-        raise ConfigError(f"{wanted}; its value is not shown here, because it may hold a secret")
-    shown = repr(value)
-    raise ConfigError(f"{wanted}, not {shown if len(shown) <= 80 else f'{shown[:77]}...'}")
-
-
-def _fits(value: Any, hint: Any, own: bool) -> bool:
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return any(_fits(value, arg, own) for arg in args)
-    if origin is Literal:
-        return any(type(value) is type(arg) and value == arg for arg in args)
-    if origin is Annotated:
-        return _is(value, args[0]) and all(rule.holds(value) for rule in args[1:] if isinstance(rule, Rule))
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return isinstance(value, Mapping)
-    if isinstance(origin, type) and issubclass(origin, Iterable):
-        return _is_list(value, args[0])
-    return _is(value, hint) and not (own and hint in _OWN and not _OWN[hint].holds(value))
-
-
-def _is(value: Any, kind: Any) -> bool:
-    if kind is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return kind not in (bool, str, Path, type(None)) or isinstance(value, kind)  # the engine itself checks other types
-
-
-def _is_list(value: Any, kind: Any) -> bool:
-    """Checks the items of a list; an iterator is not consumed. Token ids are at least 0."""
-    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
-        return False
-    known = value if isinstance(value, (list, tuple, set, frozenset)) else ()
-    return all(_is(item, kind) and not (kind is int and item < 0) for item in known)
-
-
-def _words(hint: Any, own: bool) -> str:
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return " or ".join(_words(arg, own) for arg in args if arg is not type(None))
-    if origin is Literal:
-        return " or ".join(filter(None, [", ".join(map(repr, args[:-1])), repr(args[-1])]))
-    if origin is Annotated:
-        return next(rule.words for rule in args[1:] if isinstance(rule, Rule))
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return "a table"
-    if isinstance(origin, type) and issubclass(origin, Iterable):
-        return "a list of token ids" if args[0] is int else "a list"
-    return _OWN[hint].words if own and hint in _OWN else _WORDS.get(hint, str(getattr(hint, "__name__", hint)))
+def check_value(key: str, value: Any, hint: Any) -> None:
+    """Raise a ConfigError if the option does not take the value. A value that may hold a secret is not shown."""
+    try:
+        read(f"agent.engine.{key}", value, hint)
+    except ConfigError:
+        if key == "api_key" or (key == "base_url" and "@" in str(value)):
+            raise ConfigError(
+                f"agent.engine.{key} must be {words(hint)}; its value is not shown here, because it may hold a secret"
+            ) from None
+        raise

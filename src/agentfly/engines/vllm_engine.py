@@ -23,8 +23,9 @@ from typing import Any, Literal
 from ..aio.threads import run_to_end
 from ..errors import AgentFlyError, ConfigError, EngineError, InvariantError
 from ..plugins import missing_extra
+from ..schema import Count, Name, Positive
 from ..types import Completion, Proof, Request, Sampling
-from .options import COUNTERS, AtUpdate, Device, Dtype, Fraction, check_arguments
+from .options import COUNTERS, AtUpdate, Device, Dtype, Fraction, TokenIds, check_arguments
 from .prompt import Probe, complete, cuts, hand_over, room_for
 from .vllm_thread import VllmRequest, VllmThread
 
@@ -59,23 +60,23 @@ class VllmEngine:
         self,
         name: str | Path,
         *,
-        max_context: int | None = None,
-        max_batch: int = 256,
-        kv_gib: float | None = None,
+        max_context: Count | None = None,
+        max_batch: Count = 256,
+        kv_gib: Positive | None = None,
         memory_fraction: Fraction | None = None,
-        block_size: int | None = None,
+        block_size: Count | None = None,
         prefix_caching: bool = True,
         eager: bool | None = None,
         dtype: Dtype | None = None,
         sleep: bool | None = None,
         learner_device: Device | None = None,
         learner_dtype: Dtype | None = None,
-        start_s: float = 600.0,
-        handover_s: float = 300.0,
-        deadline_s: float = 600.0,
-        max_gap: float | None = None,
-        stop_ids: Iterable[int] | None = None,
-        chat_template: str | None = None,
+        start_s: Positive = 600.0,
+        handover_s: Positive = 300.0,
+        deadline_s: Positive = 600.0,
+        max_gap: Positive | None = None,
+        stop_ids: TokenIds | None = None,
+        chat_template: Name | None = None,
         template_args: Mapping[str, Any] | None = None,
     ) -> None:
         check_arguments(VllmEngine, locals())

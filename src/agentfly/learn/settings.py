@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from ..checks import check_fields, setting
 from ..errors import ConfigError
+from ..schema import check_fields, setting
 
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum"]
 KlKind = Literal["k1", "k2", "k3"]

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 from .. import plugins
 from ..aio.deadline import Expired, within
-from ..checks import check_fields, setting
 from ..errors import AgentFlyError, ConfigError, DeadlineError, WorldError, blame
+from ..schema import Name, check_fields, setting
 from ..types import Task
 from .backends.options import OPTIONS, PlacementOptions, read_placement
 
@@ -138,7 +138,7 @@ class Spec:
     close_timeout_s: float = setting(10.0, above=0)
     max_hold_s: float = setting(3600.0, above=0)
     heartbeat_s: float | None = setting(None, above=0)
-    pass_env: tuple[str, ...] = ()
+    pass_env: tuple[Name, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self, f"environment {self.name!r}: ")

@@ -150,7 +150,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tier": "remote:ftp://x"}, "url must be ws://host:port"),
     ({"tier": "docker:x", "place": {"image": "y"}}, "image is named twice"),
     ({"tier": "docker:x", "place": {"colour": 1}}, "placement 'container' has no option 'colour'"),
-    ({"tier": "docker:x", "place": {"memory_mb": -1}}, "memory_mb must be a whole number, at least 1"),
+    ({"tier": "docker:x", "place": {"memory_mb": -1}}, "memory_mb must be an integer of at least 1"),
     ({"tier": "docker:x", "place": {"limit_s": 1}}, "limit_s and engine are not options"),
     ({"place": {"image": "x"}}, "place is for the tiers docker, enroot, remote"),
     ({"min_tier": "paper"}, "min_tier must be one of namespace, docker, landlock, enroot, process"),

@@ -151,7 +151,7 @@ def test_a_record_without_a_price_costs_what_the_original_says():
         (
             "items_shuffle_1000.json",
             '[{"asin": "B1", "name": "x", "Attributes": "soft"}]',
-            "'Attributes' must be a list of texts",
+            "'Attributes' must be a list of strings",
         ),
         (
             "items_shuffle_1000.json",
@@ -161,7 +161,7 @@ def test_a_record_without_a_price_costs_what_the_original_says():
         (
             "items_shuffle_1000.json",
             '[{"asin": "B1", "name": "x"},\n{"asin": "B2", "name": "x", "options": {"color": "red"}}]',
-            "line 2: product 2: its option 'color' must be a list of texts, not 'red'",
+            "line 2: product 2: its option 'color' must be a list of strings, not 'red'",
         ),
         ("items_shuffle_1000.json", '[{"asin": "B1", "name": "x"}\n]\n]', r"line 3: the file should end after '\]'"),
         ("documents.jsonl", '{"id": "B1", "product": {"asin": "B1", "name": "x"}}\n\n{broken\n', "line 3 is not valid JSON"),
@@ -179,9 +179,9 @@ def test_malformed_files_are_named_with_the_line(tmp_path, name, text, said):
     ("name", "entry", "said"),
     [
         ("items_ins_v2_1000.json", 7, "attributes and instruction are an object, not 7"),
-        ("items_ins_v2_1000.json", {"attributes": "soft"}, "its 'attributes' must be a list of texts"),
+        ("items_ins_v2_1000.json", {"attributes": "soft"}, "its 'attributes' must be a list of strings"),
         ("items_ins_v2_1000.json", {"instruction": 3}, "its 'instruction' must be a string"),
-        ("items_ins_v2_1000.json", {"instruction_attributes": [{}]}, "its 'instruction_attributes' must be a list of texts"),
+        ("items_ins_v2_1000.json", {"instruction_attributes": [{}]}, "its 'instruction_attributes' must be a list of strings"),
         ("items_human_ins.json", {"instruction": "x"}, "human instructions are a list"),
         ("items_human_ins.json", [{"instruction": "x", "instruction_options": [[]]}], "'instruction_options' must be a list"),
         ("items_human_ins.json", [{"instruction": "x", "instruction_options": {"size": 3}}], "must be names and values"),

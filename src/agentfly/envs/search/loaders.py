@@ -110,7 +110,7 @@ def _titles(row: QuestionRow, where: str) -> list[str]:
     else:
         found = row.get("gold_titles") or []
     if not isinstance(found, str | list) or any(not isinstance(title, str) for title in found):
-        raise DataError(f"{where}: the titles of its pages must be a list of texts, not {found!r}"[:400])
+        raise DataError(f"{where}: the titles of its pages must be a list of strings, not {found!r}"[:400])
     return list(dict.fromkeys(names_of(found)))
 
 

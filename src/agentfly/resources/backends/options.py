@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from ...checks import check_fields, setting
 from ...errors import ConfigError
 from ...net.address import is_url
+from ...schema import Name, Rule, check_fields, setting
 from ..hosts import HostDirectory
 
 LocalTier = Literal["namespace", "landlock", "process"]
 """Strongest first."""
 SCHEMES = ("ws", "wss", "http", "https")
+Word = Annotated[str, Rule(lambda text: text != "" and not text.startswith("-"), "a name")]
+Paths = tuple[Name, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,7 @@ class SandboxOptions:
     disk_mb: int = setting(64, low=1)
     processes: int = setting(32, low=1)
     cpu_s: int = setting(86_400, low=1)
-    visible: tuple[str, ...] = ()
+    visible: Paths = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -64,27 +66,23 @@ class ContainerOptions:
     `user`, `socket`     docker only: the user inside, and the engine's socket ($DOCKER_HOST, /var/run/docker.sock)
     """
 
-    image: str
+    image: Word
     engine: Literal["docker", "enroot"] = "docker"
-    network: str = "none"
+    network: Word = "none"
     memory_mb: int = setting(1024, low=1)
     cpus: float = setting(1.0, above=0)
     disk_mb: int = setting(64, low=1)
     processes: int = setting(128, low=1)
     read_only: bool = True
     limit_s: float | None = setting(None, above=0)
-    visible: tuple[str, ...] = ()
+    visible: Paths = ()
     code: Literal["mount", "image"] = "mount"
-    python: str = "python3"
-    user: str | None = None
-    socket: str | None = None
+    python: Word = "python3"
+    user: Word | None = None
+    socket: Word | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("image", "network", "python", "user", "socket"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, str) or not value or value.startswith("-")):
-                raise ConfigError(f"{name} must be a name, not {value!r}")
         for name in ("user", "socket"):
             if getattr(self, name) is not None and self.engine == "enroot":
                 raise ConfigError(f"the option {name!r} is for engine 'docker'; enroot has none: remove it")
@@ -103,7 +101,7 @@ class HttpOptions:
     """
 
     url: str | tuple[str, ...]
-    token_env: str | None = None
+    token_env: Word | None = None
     limit_s: float | None = setting(None, above=0)
     ping_s: float = setting(20.0, above=0)
 
@@ -112,8 +110,6 @@ class HttpOptions:
         for url in self.urls or ("",):
             if not isinstance(url, str) or not is_url(url, SCHEMES):
                 raise ConfigError(f"url must be ws://host:port (or wss, http, https) without a password, not {url!r}")
-        if not isinstance(self.token_env, str | None):
-            raise ConfigError(f"token_env must be a variable's name, not {self.token_env!r}")
 
     @property
     def urls(self) -> tuple[str, ...]:

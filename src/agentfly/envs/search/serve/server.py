@@ -227,7 +227,7 @@ def _body(body: bytes) -> dict[str, Any]:
 def _texts(body: dict[str, Any], name: str, longest: int) -> list[str]:
     found = body.get(name)
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-        raise BadRequest(f"{name!r} must be a list of texts")
+        raise BadRequest(f"{name!r} must be a list of strings")
     if not 1 <= len(found) <= MAX_QUERIES:
         raise BadRequest(f"{name!r} holds from 1 to {MAX_QUERIES} texts, not {len(found)}")
     if any(len(each) > longest for each in found):

@@ -160,7 +160,7 @@ def _options(record: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     if isinstance(cleaned, Mapping):
         for name, values in cleaned.items():
             if not isinstance(values, list) or not all(isinstance(value, str | int | float) for value in values):
-                raise BadRecord(f"its option {name!r} must be a list of texts, not {values!r:.40}")
+                raise BadRecord(f"its option {name!r} must be a list of strings, not {values!r:.40}")
         return {str(name): tuple(map(str, values)) for name, values in cleaned.items()}
     given = record.get("customization_options") or {}
     if not isinstance(given, Mapping):
@@ -182,7 +182,7 @@ def _texts(record: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
     if value is None:
         return None
     if not isinstance(value, list) or not all(isinstance(each, str | int | float) for each in value):
-        raise BadRecord(f"its {name!r} must be a list of texts, not {value!r:.60}")
+        raise BadRecord(f"its {name!r} must be a list of strings, not {value!r:.60}")
     return tuple(map(str, value))
 
 
