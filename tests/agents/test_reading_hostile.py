@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentfly.agents import BaseAgent, CodeAgent, ReactAgent, SearchAgent, ThinkAgent, ToolAgent
+from agentfly import plugins
+from agentfly.agents import BaseAgent
 from agentfly.testing import ScriptedEngine
 from agentfly.tools import Tool, tool
 from agentfly.types import Completion
@@ -31,13 +32,10 @@ def multiply(a: float, b: float) -> float:
     return a * b
 
 
-ENGINE = ScriptedEngine([])
+TOOLS: dict[str, list[Tool]] = {"code": [Tool(echo, name="python")], "think": [], "search": [search]}
 AGENTS: dict[str, BaseAgent] = {
-    "react": ReactAgent(ENGINE, tools=[search, multiply]),
-    "tool": ToolAgent(ENGINE, tools=[search, multiply]),
-    "code": CodeAgent(ENGINE, tools=[Tool(echo, name="python")]),
-    "think": ThinkAgent(ENGINE),
-    "search": SearchAgent(ENGINE, tools=[search]),
+    name: plugins.resolve("agents", name)(ScriptedEngine([]), tools=TOOLS.get(name, [search, multiply]))
+    for name in plugins.BUILTIN["agents"]
 }
 UNITS = [
     *("Action: multiply\nInput: {", 'Action: search\nInput: "', "Action:", "Action: none\n", "Action: search\n", "Input: [\n"),

@@ -11,12 +11,14 @@ import pytest
 from agentfly import ReactAgent, tool
 from agentfly.errors import WorldError
 from agentfly.resources import ResourceManager, spec_of
+from agentfly.resources.backends import options
 from agentfly.testing import ByteRenderer, ScriptedEngine
 from agentfly.types import Task
 
 from .worlds import Scoped
 
-PLACEMENTS = ["loop", "thread", "process"]
+PLACEMENTS = [name for name, (_, options) in options.PLACEMENTS.items() if options is None]
+"""Those that work without options."""
 
 
 @pytest.fixture(autouse=True)

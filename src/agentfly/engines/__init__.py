@@ -49,7 +49,7 @@ def open_engine(model: str | Path | Engine, *, kind: str | None = None, **option
     if kind == "local":
         return _open_local(model, options)
     engine = plugins.resolve("engines", kind)(model, **options)
-    return engine, engine.renderer
+    return engine, _renderer_of(engine)
 
 
 def engine_options(value: str | Mapping[str, Any] | None) -> dict[str, Any]:

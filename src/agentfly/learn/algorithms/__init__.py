@@ -178,11 +178,9 @@ GIGPO = Algorithm(
 )
 
 ALGORITHMS: dict[str, Algorithm] = {
-    row.name: row
-    for row in (
-        GRPO, DR_GRPO, RLOO, REINFORCE_PLUS_PLUS, REINFORCE_PLUS_PLUS_BASELINE, PPO, GSPO, CISPO, OPO, GIGPO,
-    )
-}  # fmt: skip
+    name: globals()[target.rpartition(":")[2]] for name, target in plugins.BUILTIN["algorithms"].items()
+}
+"""The rows of this module by name, in the order of `builtin_names.toml`."""
 
 # Names of the same algorithms in other frameworks and papers.
 ALIASES = {
