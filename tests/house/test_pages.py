@@ -17,8 +17,8 @@ WRITTEN_BY_A_COMMAND = {"site/"}
 
 
 def missing_paths(text: str) -> list[str]:
-    """Paths of a page that stand neither in the package nor in the repository."""
-    paths = {path for path in PATH.findall(text) if path not in WRITTEN_BY_A_COMMAND}
+    """Paths of a page that stand neither in the package nor in the repository. NAME stands for a new thing's name."""
+    paths = {path for path in PATH.findall(text) if path not in WRITTEN_BY_A_COMMAND and "NAME" not in path}
     return sorted(path for path in paths if not any((base / path).exists() for base in (ROOT, SRC)))
 
 
