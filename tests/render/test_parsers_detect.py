@@ -53,6 +53,29 @@ def test_a_template_that_writes_no_calls_is_known_by_what_it_says_about_them(tem
     assert detect_parser(template) == parser
 
 
+def writing(value: str) -> str:
+    """A template whose calls hold `value`, an expression of the argument, in the place of each argument."""
+    call = (
+        '<tool_call>{"name": "{{ c.function.name }}", "arguments": { '
+        '{% for key in c.function.arguments %}"{{ key }}": {{ '
+        + value
+        + " }}{{ ', ' if not loop.last }}{% endfor %} } }</tool_call>"
+    )
+    return (
+        "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+        + call
+        + "{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+
+
+def test_a_template_that_turns_lists_into_text_is_refused_with_the_parser_of_its_names():
+    assert detect_parser(writing("c.function.arguments[key] | tojson")) == "hermes"
+    with pytest.raises(ConfigError, match=r"does not write every argument .* parser='hermes' reads the names"):
+        detect_parser(writing("c.function.arguments[key] | string | tojson"))
+
+
 def test_a_template_without_tools_is_an_error_that_says_what_to_do():
     with pytest.raises(ConfigError, match="says nothing about tools: use ReactAgent, or give a parser by name or function"):
         detect_parser(template_text("chatml"))

@@ -89,7 +89,7 @@ def _choose(source: str, probe: ParserProbe) -> Parser:
             if any(sign in source for sign in row.has) and not any(sign in source for sign in row.lacks):
                 found: Parser = plugins.resolve("parsers", row.parser)
                 return found
-    raise ConfigError(_refusal(source))
+    raise ConfigError(_refusal(source, probe))
 
 
 def _candidates() -> list[Parser]:
@@ -99,9 +99,16 @@ def _candidates() -> list[Parser]:
     return list(found)
 
 
-def _refusal(source: str) -> str:
+def _refusal(source: str, probe: ParserProbe) -> str:
     if "tools" not in source and "tool_calls" not in source:
         return "the model's chat template says nothing about tools: use ReactAgent, or give a parser by name or function"
+    near = [name for name in plugins.names("parsers") if probe.reads_names(plugins.resolve("parsers", name))]
+    if near:
+        return (
+            "the model's chat template does not write every argument of a tool call so that it can be read back. "
+            f"parser={near[0]!r} reads the names of the calls and of their arguments: give it if the model writes such calls, "
+            "or a function from the reply's text to a ParsedReply"
+        )
     known = ", ".join(plugins.names("parsers"))
     return (
         "the tool calls of the model's chat template are in a format not known here: give parser= one of "

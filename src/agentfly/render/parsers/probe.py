@@ -129,6 +129,12 @@ class ParserProbe:
             return 0
         return 1 + sum(_reads(parser, text, calls) for text, calls in self.preferred)
 
+    def reads_names(self, parser: Parser) -> bool:
+        """Whether the parser reads the names of the required calls and the keys of their arguments, whatever their values."""
+        return self.shows_calls and all(
+            [_names(call) for call in _read(parser, text)] == [_names(call) for call in calls] for text, calls in self.required
+        )
+
     def _accepts(self, tools: Sequence[Mapping[str, Any]]) -> bool:
         try:
             return bool(self._render([_USER], tools, True))
@@ -145,12 +151,19 @@ def common(*texts: str) -> str:
 
 
 def _reads(parser: Parser, text: str, calls: Sequence[ToolCall]) -> bool:
+    return [_key(call) for call in _read(parser, text)] == [_key(call) for call in calls]
+
+
+def _read(parser: Parser, text: str) -> Sequence[ToolCall]:
     try:
         reply = parser(text)
     except Exception:  # noqa: BLE001 (a user's parser for another format)
-        return False
-    found = reply.calls if reply.typed else [type_arguments(call, _SCHEMAS.get(call.name, {})) for call in reply.calls]
-    return [_key(call) for call in found] == [_key(call) for call in calls]
+        return ()
+    return reply.calls if reply.typed else [type_arguments(call, _SCHEMAS.get(call.name, {})) for call in reply.calls]
+
+
+def _names(call: ToolCall) -> tuple[str, list[str], str | None]:
+    return call.name, sorted(call.arguments), call.error
 
 
 def _key(call: ToolCall) -> tuple[str, str, str | None]:
