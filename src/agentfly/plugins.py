@@ -48,9 +48,9 @@ def is_registered(kind: str, name: str) -> bool:
 
 def names(kind: str) -> list[str]:
     """All names of a kind, sorted. Imports nothing."""
-    found = set(_registered.get(kind, ())) | set(BUILTIN.get(kind, ()))
-    found |= {point.name for point in entry_points(group=f"agentfly.{kind}")}
-    return sorted(found)
+    names = set(_registered.get(kind, ())) | set(BUILTIN.get(kind, ()))
+    names |= {point.name for point in entry_points(group=f"agentfly.{kind}")}
+    return sorted(names)
 
 
 def resolve(kind: str, name: str) -> Any:

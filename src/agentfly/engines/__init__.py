@@ -125,8 +125,8 @@ def _chat_options(model: str, options: dict[str, Any]) -> tuple[str, dict[str, A
 def _split(model: str) -> tuple[str, str]:
     """The name and the address of openai:NAME@URL. A name may have an @, as in `@cf/meta/llama` and `claude@20250219`."""
     whole = model.removeprefix("openai:")
-    if found := re.search(r"@(?=\w+:/)", whole):
-        return whole[: found.start()], whole[found.end() :]
+    if match := re.search(r"@(?=\w+:/)", whole):
+        return whole[: match.start()], whole[match.end() :]
     name, _, tail = whole.rpartition("@")
     return (name, tail) if name and not tail.isdigit() else (whole, "")
 
@@ -166,14 +166,14 @@ def _renderer_of(engine: Any) -> Renderer | None:
     """The renderer of an open engine, or a new one for its tokenizer. None for a chat engine."""
     if engine.reads != "ids":
         return None
-    found: Renderer | None = getattr(engine, "renderer", None)
-    if found is None and getattr(engine, "tokenizer", None) is not None:
+    renderer: Renderer | None = getattr(engine, "renderer", None)
+    if renderer is None and getattr(engine, "tokenizer", None) is not None:
         from ..render import HFRenderer
 
-        found = HFRenderer(engine.tokenizer, stop_ids=sorted(engine.stop_ids))
-        engine.stop_ids = engine.stop_ids.union(found.stop_ids)
-        engine.renderer = found
-    return found
+        renderer = HFRenderer(engine.tokenizer, stop_ids=sorted(engine.stop_ids))
+        engine.stop_ids = engine.stop_ids.union(renderer.stop_ids)
+        engine.renderer = renderer
+    return renderer
 
 
 def _options_of(kind: str) -> dict[str, Any]:

@@ -80,9 +80,9 @@ class LearnerCopy:
             config, generation = self.model.config, self.model.generation_config
         else:
             self.tokenizer, config, generation = read_settings(name)
-        found = end_ids(config, generation, self.tokenizer) if stop_ids is None else set(stop_ids)
-        self.renderer: Renderer = HFRenderer(self.tokenizer, chat_template, stop_ids=sorted(found), template_args=template_args)
-        self.stop_ids = frozenset(found).union(self.renderer.stop_ids)
+        ends = end_ids(config, generation, self.tokenizer) if stop_ids is None else set(stop_ids)
+        self.renderer: Renderer = HFRenderer(self.tokenizer, chat_template, stop_ids=sorted(ends), template_args=template_args)
+        self.stop_ids = frozenset(ends).union(self.renderer.stop_ids)
         self.context = max_context or context_of(config)
         self.num_ids = int(config.get_text_config().vocab_size)
         self.scorer: Callable[[Sequence[int], float], list[float]] | None = (

@@ -51,15 +51,15 @@ def settings() -> dict[str, Any]:
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """The settings that differ, in words."""
-    found = []
+    names = []
     for name, was in before.items():
         now = after[name]
         if was != now and isinstance(was, dict):
             keys = sorted(key for key in {*was, *now} if was.get(key) != now.get(key))
-            found.append(f"{name} ({', '.join(keys[:3])})")
+            names.append(f"{name} ({', '.join(keys[:3])})")
         elif was != now:
-            found.append(f"{name} ({now})" if isinstance(now, str) else name)
-    return found
+            names.append(f"{name} ({now})" if isinstance(now, str) else name)
+    return names
 
 
 def restore(before: dict[str, Any]) -> None:
@@ -87,8 +87,8 @@ class GlobalRandom:
             self._numpy.seed(value)
 
     def states(self) -> dict[str, str]:
-        found = {"random": repr(random.getstate())}
-        return found if self._numpy is None else {**found, "numpy.random": repr(self._numpy.get_state()[1:3])}
+        states = {"random": repr(random.getstate())}
+        return states if self._numpy is None else {**states, "numpy.random": repr(self._numpy.get_state()[1:3])}
 
     def restore(self) -> None:
         random.setstate(self._kept)

@@ -256,8 +256,8 @@ def told(value: Any) -> tuple[float, bool]:
         if not isinstance(reward, int | float):
             return 0.0, False
         return float(reward), any(end is True for end in ends)
-    found = value if isinstance(value, dict) else {name: getattr(value, name, None) for name in _TOLD}
-    reward, *ends = (_plain(found.get(name)) for name in _TOLD)
+    fields = value if isinstance(value, dict) else {name: getattr(value, name, None) for name in _TOLD}
+    reward, *ends = (_plain(fields.get(name)) for name in _TOLD)
     paid = float(reward) if isinstance(reward, int | float) and not isinstance(reward, bool) else 0.0
     return paid, any(end is True for end in ends)
 

@@ -90,13 +90,13 @@ def check_usable(world: World) -> None:
 
 def tools_of_world(world: World) -> dict[str, Tool]:
     """Its tools by name. A world without tools is played through its public methods that have a docstring."""
-    found = {name: as_tool(name) for name in world.tools}
-    if found:
-        return found
+    tools = {name: as_tool(name) for name in world.tools}
+    if tools:
+        return tools
     for name, method in vars(world.cls).items():
         if not name.startswith("_") and name not in NOT_PLAYED and callable(method) and getattr(method, "__doc__", None):
-            found[name] = _method_tool(world.cls, name, method)
-    return found
+            tools[name] = _method_tool(world.cls, name, method)
+    return tools
 
 
 def rewards_of_world(world: World) -> dict[str, Reward]:

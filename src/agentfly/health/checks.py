@@ -218,16 +218,16 @@ def _metrics(run: Run, check: Check) -> str:
 
 def _copies(run: Run) -> Iterator[tuple[int, str, float]]:
     """The values that the tracker wrote of each step, the last one of a name."""
-    found: dict[tuple[int, str], float] = {}
+    copies: dict[tuple[int, str], float] = {}
     path = run.directory.path / "metrics.jsonl"
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
             values = json.loads(line)
-            found |= {(values["step"], name): value for name, value in values.items() if isinstance(value, float)}
+            copies |= {(values["step"], name): value for name, value in values.items() if isinstance(value, float)}
         except (ValueError, LookupError, TypeError, AttributeError):
             continue  # the last line of a run that was killed
-    found = {(step, name): value for (step, name), value in found.items() if name != "time"}
-    yield from ((step, name, value) for (step, name), value in found.items())
+    copies = {(step, name): value for (step, name), value in copies.items() if name != "time"}
+    yield from ((step, name, value) for (step, name), value in copies.items())
 
 
 def _may_be_nan(run: Run, step: int, name: str, value: float) -> bool:
@@ -315,8 +315,8 @@ def _optimizer_steps(path: Path, check: Check) -> None:
     learner = load_state(path / STATE, mapped=True)["learner"]
     for name in ("optimizer", "critic_optimizer"):
         state = learner[name] or {}
-        if "steps" in state and (found := counted_steps(state["adam"]["state"])) != state["steps"]:
-            check.add(f"{path.name}: Adam has counted {found} steps in {name!r} instead of {state['steps']}: resume another")
+        if "steps" in state and (counted := counted_steps(state["adam"]["state"])) != state["steps"]:
+            check.add(f"{path.name}: Adam has counted {counted} steps in {name!r} instead of {state['steps']}: resume another")
 
 
 def _handover(run: Run, check: Check) -> str:

@@ -122,16 +122,16 @@ def _read(store: RunStore, step: int) -> Stored | None:
 def _rules_at(rules: Sequence[dict[str, Any]], step: int) -> Any:
     from ..learn.algorithms.replay import Rules
 
-    found = max((each for each in rules if each["from"] <= step), key=lambda each: each["from"], default=None)
-    if found is None:
+    record = max((each for each in rules if each["from"] <= step), key=lambda each: each["from"], default=None)
+    if record is None:
         return None  # a version that did not record them
     try:
-        algorithm = find_algorithm(found["algorithm"])
+        algorithm = find_algorithm(record["algorithm"])
     except AgentFlyError as error:
         raise Skip(f"the algorithm cannot be loaded: {error}") from error
-    optim = {field.name: found["optim"][field.name] for field in fields(OptimSettings)}
-    kept = {name: found[name] for name in ("seed", "window", "exact", "full", "recomputes")}
-    return Rules(algorithm=algorithm, loss=LossSettings(**found["loss"]), optim=OptimSettings(**optim), **kept)
+    optim = {field.name: record["optim"][field.name] for field in fields(OptimSettings)}
+    kept = {name: record[name] for name in ("seed", "window", "exact", "full", "recomputes")}
+    return Rules(algorithm=algorithm, loss=LossSettings(**record["loss"]), optim=OptimSettings(**optim), **kept)
 
 
 def _replay(run: Run, step: int, stored: Stored, rules: Any, checks: dict[str, Check], seen: Replayed) -> None:
@@ -144,7 +144,7 @@ def _replay(run: Run, step: int, stored: Stored, rules: Any, checks: dict[str, C
     counts = {"groups": stored.num_groups, "chains": len(stored.chains)}
     version = round(told.get("train/version", step - 1))
     try:
-        found = replay(rules, given, step=step, version=version, **counts)
+        result = replay(rules, given, step=step, version=version, **counts)
     except NotRecorded as error:
         checks["credit"].add(f"step {step}: the learner did not record {error}")
         return
@@ -152,15 +152,15 @@ def _replay(run: Run, step: int, stored: Stored, rules: Any, checks: dict[str, C
         checks["credit"].add(f"step {step} cannot be computed again: {type(error).__name__}: {error}")
         return
     seen.steps += 1
-    if found.missing is not None:
-        checks["loss"].add(f"step {step}: the learner did not record {found.missing}")
+    if result.missing is not None:
+        checks["loss"].add(f"step {step}: the learner did not record {result.missing}")
     for place, (_, chain, row) in enumerate(kept):
-        if row is None or row.num_trained is None or not found.advantages:
+        if row is None or row.num_trained is None or not result.advantages:
             continue
         seen.advantages += 1
-        _compare_advantages(checks["credit"], step, chain, row, series[place], found.advantages[place])
-        seen.tokens += _compare_used(checks["updates"], step, chain, row, series[place], found.used[place])
-    _compare_metrics(checks, step, told, found.metrics, rules, seen)
+        _compare_advantages(checks["credit"], step, chain, row, series[place], result.advantages[place])
+        seen.tokens += _compare_used(checks["updates"], step, chain, row, series[place], result.used[place])
+    _compare_metrics(checks, step, told, result.metrics, rules, seen)
     _follow_version(checks["updates"], run, step, version, seen)
     _look_at_reference(checks["reference"], step, version, series, rules.full, seen)
 
@@ -257,14 +257,14 @@ def _siblings(stored: Stored | None, pairs: dict[str, Counter[str]]) -> None:
     if stored is None:
         return
     for name, most in (("first replies", 1), ("chains", None)):
-        found = []
+        siblings = []
         for group, chain, _ in stored.chains:
             replies = [turn.completion for turn in chain.turns[:most]]
             total = math.fsum(value for reply in replies for value in reply.logprobs)
             if total < MAX_CHANCE:
-                found.append((group, [token for reply in replies for token in reply.token_ids], total))
-        count, expected = identical(found)
-        pairs[name].update({"equal": count, "chains": len(found)})
+                siblings.append((group, [token for reply in replies for token in reply.token_ids], total))
+        count, expected = identical(siblings)
+        pairs[name].update({"equal": count, "chains": len(siblings)})
         pairs[name]["expected"] += expected  # type: ignore[assignment]
 
 
@@ -272,8 +272,8 @@ def _tell_siblings(pairs: dict[str, Counter[str]], rules: Sequence[dict[str, Any
     if any(each["truncates"] for each in rules):
         check.skipped = "the sampler is greedy or truncated, so siblings may be equal"
         return
-    for name, found in pairs.items():
-        equal, expected = found["equal"], max(1e-12, float(found["expected"]))
+    for name, figures in pairs.items():
+        equal, expected = figures["equal"], max(1e-12, float(figures["expected"]))
         if equal > expected and equal * math.log(equal / expected) - (equal - expected) > UNLIKELY:
             check.add(
                 f"{equal} pairs of sibling {name} are equal token by token, where chance gives {expected:.2g}: they share seeds"

@@ -85,11 +85,11 @@ def _draw(
     p = tl.exp(z - level)
     # The parallel prefix sum need not be monotonic, so p > 0 decides which tokens can be drawn at all.
     drawn = (before + tl.cumsum(p, 0) > point) & (p > 0.0)
-    found = tl.min(tl.where(tl.where(cold, z == best, drawn) & (at < SIZE), at, SIZE), 0)
+    place = tl.min(tl.where(tl.where(cold, z == best, drawn) & (at < SIZE), at, SIZE), 0)
     last = tl.max(tl.where((p > 0.0) & (at < SIZE), at, 0), 0)
-    found = tl.where(found < SIZE, found, last)
-    chosen = tl.sum(tl.where(at == found, z, 0.0), 0)
-    tl.store(id_ptr + row, found.to(tl.int64))
+    place = tl.where(place < SIZE, place, last)
+    chosen = tl.sum(tl.where(at == place, z, 0.0), 0)
+    tl.store(id_ptr + row, place.to(tl.int64))
     tl.store(logprob_ptr + row, chosen - best - tl.log(total))
 
 

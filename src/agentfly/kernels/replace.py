@@ -72,10 +72,10 @@ def set_forward(module: Any, forward: Callable[..., Any]) -> None:
 
 def restore(replica: Any) -> list[Any]:
     """Give every module its original forward back. Returns the modules that had another one."""
-    found = [module for module in replica.modules() if hasattr(vars(module).get("forward"), _MARK)]
-    for module in found:
+    restored = [module for module in replica.modules() if hasattr(vars(module).get("forward"), _MARK)]
+    for module in restored:
         del module.forward
-    return found
+    return restored
 
 
 # ---- the three kinds of modules ------------------------------------------------------------------------------------------
@@ -230,9 +230,9 @@ def _compare(ours: Callable[[], Tensor], theirs: Callable[[], Tensor]) -> float:
     got, want = got.detach().float(), want.detach().float()
     tolerance = 4.0 * eps * torch.maximum(want.abs(), want.abs().max() / 10.0)
     ratio = (got - want).abs() / tolerance.clamp(min=1e-30)
-    found = float(ratio.max())
+    worst = float(ratio.max())
     # Within the tolerance the mean ranks the candidates: kinds of norms that differ in rounding only are told apart by it.
-    return found if not found <= 1.0 else float(ratio.mean())
+    return worst if not worst <= 1.0 else float(ratio.mean())
 
 
 def _check_gradients(ours: Callable[[], Tensor], theirs: Callable[[], Tensor], by: Sequence[Tensor]) -> None:

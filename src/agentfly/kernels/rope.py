@@ -57,10 +57,10 @@ def _check_choice(module: Any, layer: str | None, kind: str, max_context: int) -
 def _frequencies(module: Any, layer: str | None, kind: str, length: int, device: torch.device) -> tuple[torch.Tensor, float]:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    found: tuple[torch.Tensor, float] = ROPE_INIT_FUNCTIONS[kind](
+    frequencies: tuple[torch.Tensor, float] = ROPE_INIT_FUNCTIONS[kind](
         module.config, device, seq_len=length, **({} if layer is None else {"layer_type": layer})
     )
-    return found
+    return frequencies
 
 
 def _check_length(module: Any, layer: str | None, device: torch.device) -> None:

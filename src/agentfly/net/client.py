@@ -251,8 +251,8 @@ class HttpClient:
 def reason_in(answer: object, limit: int | None = MAX_REASON) -> str:
     """The message of a JSON error answer, as one line."""
     error = answer.get("error", answer) if isinstance(answer, dict) else answer
-    found = error.get("message", error) if isinstance(error, dict) else error
-    return " ".join(str(found).split())[:limit]
+    reason = error.get("message", error) if isinstance(error, dict) else error
+    return " ".join(str(reason).split())[:limit]
 
 
 def retry_after(header: str | None) -> float | None:

@@ -21,10 +21,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 def recipes() -> dict[str, Path]:
     """Every recipe, by name; the first to try comes first."""
-    found = {path.stem: path for path in HERE.glob("*.toml")}
-    if not found:  # a clone: recipes/ stands beside src/
-        found = {path.stem: path for path in (HERE.parents[2] / "recipes").glob("*.toml")}
-    return dict(sorted(found.items(), key=lambda item: (item[0] != "quickstart", item[0])))
+    paths = {path.stem: path for path in HERE.glob("*.toml")}
+    if not paths:  # a clone: recipes/ stands beside src/
+        paths = {path.stem: path for path in (HERE.parents[2] / "recipes").glob("*.toml")}
+    return dict(sorted(paths.items(), key=lambda item: (item[0] != "quickstart", item[0])))
 
 
 def describe_recipe(path: Path) -> str:

@@ -105,8 +105,8 @@ class OpeningFrames:
         def shown(content: str) -> str:
             return self._dialect.render([*first, replace(last, content=content)], tools, True, 0)
 
-        before, found, after = shown(_CONTENT).partition(_CONTENT)
-        if not found or _CONTENT in after:
+        before, separator, after = shown(_CONTENT).partition(_CONTENT)
+        if not separator or _CONTENT in after:
             return None
         texts = [(content, shown(content)) for content in (*DIFFICULT, last.content)]
         for change in CHANGES:

@@ -189,9 +189,9 @@ class _TemplateRenderer:
         self.codec = Codec(tokenizer, self.template.written)
         self.dialect = Dialect(self.template, self.codec)
         self.marks = self.dialect.marks
-        found = end_of_turn(self.dialect, self.codec)
+        ends = end_of_turn(self.dialect, self.codec)
         eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        self.stop_ids = tuple(dict.fromkeys([*found, *eos, *stop_ids]))
+        self.stop_ids = tuple(dict.fromkeys([*ends, *eos, *stop_ids]))
         # The ends of a plain reply and of a reply with calls, for demonstrations.
         other = [*eos, *self.stop_ids]
         self.end_ids = tuple([self.codec.control[mark], *other][0] if mark else [*other, -1][0] for mark in self.marks.ends)

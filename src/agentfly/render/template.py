@@ -317,19 +317,19 @@ def _strings(node: nodes.Node) -> Iterator[str]:
 
 def _literals(tree: nodes.Template) -> Iterator[str]:
     """The strings that are searched for: `x in content`, `content.startswith(x)`, and constants in variables."""
-    found: list[str] = []
+    strings: list[str] = []
     for call in tree.find_all(nodes.Call):
         if isinstance(call.node, nodes.Getattr) and call.node.attr in _SEARCHES:
             for argument in call.args:
-                found += _strings(argument)
+                strings += _strings(argument)
     for compare in tree.find_all(nodes.Compare):
         if any(operand.op in ("in", "notin") for operand in compare.ops):
-            found += _strings(compare.expr)
+            strings += _strings(compare.expr)
     for assign in tree.find_all(nodes.Assign):
         if isinstance(assign.node, nodes.Const):
-            found += _strings(assign.node)
+            strings += _strings(assign.node)
     # A bare word is a key or a role, and a long text is a default message; neither is a mark.
-    return (text.strip() for text in found if len(text.strip()) >= 3 and len(text) <= 64 and not text.strip().isidentifier())
+    return (text.strip() for text in strings if len(text.strip()) >= 3 and len(text) <= 64 and not text.strip().isidentifier())
 
 
 def _words(tree: nodes.Template) -> Iterator[str]:

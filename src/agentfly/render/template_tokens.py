@@ -93,11 +93,11 @@ class Codec:
         These are the ends of control tokens, which no other token spans. `ids` are those of the text after `start`.
         """
         known = self._known_ids
-        found = [(match.end(), self._mark_ids[match.group()]) for match in self._marks.finditer(text, start)]
+        matches = [(match.end(), self._mark_ids[match.group()]) for match in self._marks.finditer(text, start)]
         counts = [num_before + at + 1 for at, index in enumerate(ids) if index in known]
-        if [index for _, index in found] != [ids[count - num_before - 1] for count in counts]:
+        if [index for _, index in matches] != [ids[count - num_before - 1] for count in counts]:
             return [], []
-        return [place for place, _ in found], counts
+        return [place for place, _ in matches], counts
 
     def num_control(self, ids: Iterable[int]) -> int:
         control = self.control_ids

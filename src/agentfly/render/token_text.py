@@ -69,8 +69,8 @@ class TokenDecoder:
         if self._byte_level:
             table = _byte_of()
             return bytes(table[letter] for letter in raw) if all(letter in table for letter in raw) else raw.encode()
-        if found := _BYTE.fullmatch(raw):
-            return bytes([int(found[1], 16)])
+        if match := _BYTE.fullmatch(raw):
+            return bytes([int(match[1], 16)])
         return bytes(raw.replace("\u2581", " ").encode("utf-8", "replace"))
 
 

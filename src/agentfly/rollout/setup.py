@@ -117,17 +117,17 @@ def environment_kinds(agent: RunnableAgent, max_concurrency: int, share: tuple[i
     A pool without a set size gets one environment for each concurrent chain, as far as the budget allows. A set size is
     divided among the processes of `share`.
     """
-    found: dict[Any, Spec] = {} if agent.env is None else {agent.env.make: agent.env}
+    specs: dict[Any, Spec] = {} if agent.env is None else {agent.env.make: agent.env}
     in_use = [kind for tool in agent.tools.values() for kind in tool.envs]
     for kind in [*in_use, *(agent.reward.envs if agent.reward else ())]:
-        found.setdefault(kind, spec_of(kind))
+        specs.setdefault(kind, spec_of(kind))
     pools = agent.resources.get("pools", {})
-    if unknown := set(pools) - {spec.name for spec in found.values()}:
-        names = ", ".join(spec.name for spec in found.values()) or "none"
+    if unknown := set(pools) - {spec.name for spec in specs.values()}:
+        names = ", ".join(spec.name for spec in specs.values()) or "none"
         raise ConfigError(f"resources.pools names {sorted(unknown)[0]!r}, but the environments in use are: {names}")
     sizes = _pool_sizes(agent.tools.values())
     kinds = []
-    for kind, spec in found.items():
+    for kind, spec in specs.items():
         settings = {**sizes.get(kind, {}), **pools.get(spec.name, {})}
         if spec.max is None and "max" not in settings and settings.get("placement", spec.placement) == "loop":
             fits = _budget(agent, share[1]).holds(settings.get("cost", spec.cost))

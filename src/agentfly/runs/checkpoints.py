@@ -71,14 +71,14 @@ def staging_folder(folder: Path, step: int) -> Path:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Returns the finished checkpoints, oldest first."""
-    found: dict[int, Path] = {}
+    paths: dict[int, Path] = {}
     for path in folder.glob(f".{PREFIX}*.replaced"):
         if name := CHECKPOINT.fullmatch(path.name.removeprefix(".").removesuffix(".replaced")):
-            found[int(name[1])] = path
+            paths[int(name[1])] = path
     for path in folder.glob(f"{PREFIX}*"):
         if name := CHECKPOINT.fullmatch(path.name):
-            found[int(name[1])] = path
-    return [path for _, path in sorted(found.items()) if path.is_dir()]
+            paths[int(name[1])] = path
+    return [path for _, path in sorted(paths.items()) if path.is_dir()]
 
 
 def latest_checkpoint(run: Path) -> Path:

@@ -261,10 +261,10 @@ def open_readonly(path: Path, *, timeout_s: float = BUSY_S) -> Opened:
                 for file in (path, log):
                     shutil.copy(file, copied / file.name)
                 db = _open(copied / path.name, "mode=rw", timeout_s)
-        found = int(db.execute("PRAGMA user_version").fetchone()[0])
-        if found != FORMAT:
+        version = int(db.execute("PRAGMA user_version").fetchone()[0])
+        if version != FORMAT:
             db.close()
-            raise ConfigError(f"{path} is a run store of format {found}, but this version reads format {FORMAT}")
+            raise ConfigError(f"{path} is a run store of format {version}, but this version reads format {FORMAT}")
         texts = indexes_texts(db)
         db.execute("PRAGMA query_only = ON")
     except (sqlite3.Error, OSError) as error:

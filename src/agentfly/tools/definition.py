@@ -363,11 +363,11 @@ def as_tool(thing: Any) -> Tool:
 
 def tools_of(thing: Any) -> list[Tool]:
     """The tools that the class of an object defines, bound to the object; those of base classes come first."""
-    found: dict[str, Tool] = {}
+    tools: dict[str, Tool] = {}
     for cls in reversed(type(thing).__mro__):
         for name, value in vars(cls).items():
             if isinstance(value, Tool):
-                found[name] = getattr(thing, name)
-            elif name in found:
-                del found[name]  # a subclass has replaced it by something else
-    return list(found.values())
+                tools[name] = getattr(thing, name)
+            elif name in tools:
+                del tools[name]  # a subclass has replaced it by something else
+    return list(tools.values())

@@ -37,10 +37,10 @@ class Compiler:
                 return typing.get_type_hints(owner, globalns, self.names, include_extras=True)
             except NameError as error:
                 name = error.name or ""
-                found = _find_local(name)
-                if found is None or name in self.names:
+                local = _find_local(name)
+                if local is None or name in self.names:
                     raise ConfigError(f"an annotation names {name!r}, which is not known there") from None
-                self.names[name] = found
+                self.names[name] = local
             except (SyntaxError, TypeError, AttributeError) as error:
                 raise ConfigError(f"an annotation cannot be read: {error}") from None
 

@@ -181,14 +181,14 @@ def env_parameters(fn: Callable[..., Any]) -> dict[str, type]:
         given = inspect.signature(fn).parameters.values()
     except (ValueError, TypeError):
         return {}
-    found: dict[str, type] = {}
+    environments: dict[str, type] = {}
     for parameter in given:
         hint = parameter.annotation
         if isinstance(hint, str):
             hint = _class_of(Compiler(), fn, hint)
         if is_environment(hint):
-            found[parameter.name] = hint
-    return found
+            environments[parameter.name] = hint
+    return environments
 
 
 def _resolve(compiler: Compiler, fn: Any, name: str, annotation: Any) -> Any:

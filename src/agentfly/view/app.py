@@ -199,8 +199,8 @@ class StaticFiles:
 
     @cached_property
     def _files(self) -> dict[str, Path]:
-        found = sorted(path for path in self._folder.rglob("*") if path.is_file() and not path.is_symlink())
-        return {path.relative_to(self._folder).as_posix(): path for path in found}
+        paths = sorted(path for path in self._folder.rglob("*") if path.is_file() and not path.is_symlink())
+        return {path.relative_to(self._folder).as_posix(): path for path in paths}
 
     def respond(self, name: str, request: Request) -> Response:
         """The file, or 304 if the browser has it. Raises HTTPException."""

@@ -45,14 +45,20 @@ def _last_values(folder: Path) -> dict[str, float]:
 def _pair(first: str, a: Path, name: str, b: Path) -> dict[str, Any]:
     """The paired test of one run against the first. Without a task that both hold out, its figures are null."""
     try:
-        found = compare_runs(a, b)
+        comparison = compare_runs(a, b)
     except ConfigError as error:
         return {"a": first, "b": name, "error": str(error), "tasks": 0}
-    test = found.test
+    test = comparison.test
     head = {
-        "a": first, "b": name, "error": None, "measure": found.measure, "steps": found.steps, "held": found.tasks[:2],
-        "scored": found.chains, "bounds": found.bounds,
-    }  # fmt: skip
+        "a": first,
+        "b": name,
+        "error": None,
+        "measure": comparison.measure,
+        "steps": comparison.steps,
+        "held": comparison.tasks[:2],
+        "scored": comparison.chains,
+        "bounds": comparison.bounds,
+    }
     if test is None:
         return {**head, "tasks": 0}
     return {
@@ -74,7 +80,7 @@ def _pair(first: str, a: Path, name: str, b: Path) -> dict[str, Any]:
 
 def _held_out(folder: Path) -> dict[str, list[tuple[str, float]]]:
     """Of the last validation: the chains of each task, as id and reward."""
-    found: dict[str, list[tuple[str, float]]] = {}
+    chains: dict[str, list[tuple[str, float]]] = {}
     with RunReader(folder) as reader:
         steps = [row.step for row in reader.outcomes_by_step() if row.split == "validation"]
         chosen, cursor = ChainFilter(step=max(steps, default=-1), split="validation"), None
@@ -82,9 +88,9 @@ def _held_out(folder: Path) -> dict[str, list[tuple[str, float]]]:
             rows, cursor = reader.page(chosen, "added", cursor, MAX_LIMIT)
             for row in rows:
                 if row.score is not None:
-                    found.setdefault(row.task_id, []).append((row.id, row.score))
+                    chains.setdefault(row.task_id, []).append((row.id, row.score))
             if cursor is None:
-                return found
+                return chains
 
 
 def _task_rows(sides: Sequence[Mapping[str, list[tuple[str, float]]]]) -> list[dict[str, Any]]:

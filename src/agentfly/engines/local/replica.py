@@ -71,10 +71,10 @@ def accelerate(model: Any, replica: Any, kernels: Any, *, on_pages: bool = False
 def restore_modules(model: Any, replica: Any) -> bool:
     """Undo `accelerate` and exclude the model from it. Returns False if there was nothing to undo."""
     _not_accelerated.add(model)
-    found = restore(replica)
-    for module in found:
+    restored = restore(replica)
+    for module in restored:
         vars(module).pop("agentfly_merged", None)
-    return bool(found)
+    return bool(restored)
 
 
 def same_tensors(model: Any, replica: Any) -> bool:

@@ -257,9 +257,9 @@ def longest_shared_prefix(
             # Compare the token after the best prefix first: most sources differ there, so they cost one comparison.
             if source.tokens[count] != tokens[count]:
                 continue
-            found = shared_prefix_length(source.tokens, tokens, limit)
-            if found > count:
-                best, count = source, found
+            length = shared_prefix_length(source.tokens, tokens, limit)
+            if length > count:
+                best, count = source, length
             if count == want:
                 break
     return best, count

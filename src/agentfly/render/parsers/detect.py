@@ -60,8 +60,8 @@ def fit_parser(parser: Parser, renderer: Any, names: Iterable[str] = ()) -> Pars
     if not isinstance(renderer, str) and not hasattr(renderer, "dialect_for"):
         return parser
     marks = getattr(renderer, "marks", None)
-    found = ((opening.strip(), closing.strip()) for opening, closing in getattr(marks, "thinking", ()))
-    thinking: Pairs = tuple(dict.fromkeys((*(pair for pair in found if all(pair)), *parser.thinking)))
+    marked = ((opening.strip(), closing.strip()) for opening, closing in getattr(marks, "thinking", ()))
+    thinking: Pairs = tuple(dict.fromkeys((*(pair for pair in marked if all(pair)), *parser.thinking)))
     around = (mark.strip() for pair in getattr(marks, "responses", ()) for mark in pair)
     drop = tuple(dict.fromkeys((*parser.drop, *(mark for mark in around if is_distinct(mark)))))
     stops = {text.strip() for text in getattr(renderer, "stop_texts", ())}
@@ -87,16 +87,16 @@ def _choose(source: str, probe: ParserProbe) -> Parser:
     if probe.drops_calls:
         for row in FAMILIES:
             if any(sign in source for sign in row.has) and not any(sign in source for sign in row.lacks):
-                found: Parser = plugins.resolve("parsers", row.parser)
-                return found
+                resolved: Parser = plugins.resolve("parsers", row.parser)
+                return resolved
     raise ConfigError(_refusal(source, probe))
 
 
 def _candidates() -> list[Parser]:
     """Every parser, the built-in ones in the order of their table."""
     order = [*plugins.BUILTIN["parsers"], *plugins.names("parsers")]
-    found = dict.fromkeys(plugins.resolve("parsers", name) for name in dict.fromkeys(order))
-    return list(found)
+    parsers = dict.fromkeys(plugins.resolve("parsers", name) for name in dict.fromkeys(order))
+    return list(parsers)
 
 
 def _refusal(source: str, probe: ParserProbe) -> str:

@@ -344,8 +344,8 @@ def call_from_object(value: Any, key: str = "arguments") -> ToolCall:
 def guess_name(text: str) -> str:
     """The name in JSON that cannot be parsed, so that the error can tell the model which call it was."""
     for key in ('"name"', '"tool_name"'):
-        _, found, rest = text[:400].partition(key)
+        _, separator, rest = text[:400].partition(key)
         name = rest.lstrip(" :\n\t")
-        if found and name.startswith('"'):
+        if separator and name.startswith('"'):
             return name[1:].partition('"')[0]
     return ""

@@ -133,11 +133,11 @@ class ForkServer:
 
     def count_processes(self) -> int:
         """Returns how many processes this user has, which RLIMIT_NPROC counts as well."""
-        found = 0
+        count = 0
         for name in os.listdir(self.proc_fd):
             with contextlib.suppress(OSError):
-                found += name.isdigit() and os.stat(name, dir_fd=self.proc_fd).st_uid == os.getuid()
-        return found
+                count += name.isdigit() and os.stat(name, dir_fd=self.proc_fd).st_uid == os.getuid()
+        return count
 
     def find_proc_options(self) -> bytes:
         """Returns mount options for /proc. `subset=pid` hides everything but processes; kernels before 5.8 do not know it."""

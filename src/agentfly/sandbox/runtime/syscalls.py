@@ -45,10 +45,10 @@ _libc.capset.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 @functools.cache
 def machine() -> str:
     """Returns `x86_64` or `aarch64`. Raises OSError on any other machine."""
-    found = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
-    if platform.system() != "Linux" or found not in ("x86_64", "aarch64"):
-        raise OSError(f"the sandbox needs Linux on x86_64 or aarch64, this is {platform.system()} on {found}")
-    return found
+    name = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
+    if platform.system() != "Linux" or name not in ("x86_64", "aarch64"):
+        raise OSError(f"the sandbox needs Linux on x86_64 or aarch64, this is {platform.system()} on {name}")
+    return name
 
 
 def number(name: str) -> int:

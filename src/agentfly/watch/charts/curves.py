@@ -71,13 +71,13 @@ def grouped(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
     configs = [kept[id(members[0])] for members in groups.values()]
     differ = [key for key in dict.fromkeys(name for config in configs for name in config) if _differs(key, configs)]
     labels = [_label(members[0], config, differ) for members, config in zip(groups.values(), configs, strict=True)]
-    found: dict[str, list[Curve]] = {}
+    labelled: dict[str, list[Curve]] = {}
     for label, members in zip(labels, groups.values(), strict=True):
         label = members[0].name if labels.count(label) > 1 else label
-        while label in found:
+        while label in labelled:
             label += "'"
-        found[label] = members
-    return found
+        labelled[label] = members
+    return labelled
 
 
 def _differs(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:

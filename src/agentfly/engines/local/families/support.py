@@ -107,8 +107,8 @@ def why_not_causal(model: Any) -> str | None:
     """Why right-padded rows have other log-probs than rows alone, or None."""
     ids = torch.tensor([[(7 * i + 3) % 160 for i in range(96)]])
     texts = [ids[:, :length] for length in (12, 24, 48, 96)]
-    found = [torch.log_softmax(model(input_ids=part, use_cache=False).logits[0, :12].float(), -1) for part in texts]
-    gap = max(float((each - found[0]).abs().max()) for each in found)
+    log_probs = [torch.log_softmax(model(input_ids=part, use_cache=False).logits[0, :12].float(), -1) for part in texts]
+    gap = max(float((each - log_probs[0]).abs().max()) for each in log_probs)
     return None if gap <= 1e-2 else f"{NOT_CAUSAL} (by {gap:.2g} nats in a miniature)"
 
 

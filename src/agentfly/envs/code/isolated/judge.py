@@ -178,10 +178,10 @@ class Judge(PartSender):
         for name in self.plan.seeds:
             self.share_seed(importlib.import_module(name))
         if self.plan.names:
-            found = self.ask("names", names=sorted(self.plan.names))
-            if type(found) is not dict:
+            values = self.ask("names", names=sorted(self.plan.names))
+            if type(values) is not dict:
                 raise TypeError("the solution's answer is not data: the names are not a dict")
-            space.update({name: found[name] for name in self.plan.names if name in found})
+            space.update({name: values[name] for name in self.plan.names if name in values})
 
     def share_seed(self, module: Any) -> None:
         """Lets the tests seed the solution's generator with their own. Neither session sees what the other draws."""

@@ -308,14 +308,14 @@ def read(text: str) -> dict[str, Any]:
     if len(text) > MAX_CHARS or _depth(text) > MAX_DEPTH:
         raise NotData("the text is too long or too deep")
     try:
-        found = json.loads(text, parse_float=_refuse, parse_constant=_refuse)
+        message = json.loads(text, parse_float=_refuse, parse_constant=_refuse)
     except NotData:
         raise
     except (ValueError, RecursionError) as error:
         raise NotData(f"the text is not JSON ({type(error).__name__})") from None
-    if type(found) is not dict:
+    if type(message) is not dict:
         raise NotData("the text is not a message")
-    return found
+    return message
 
 
 def _refuse(text: str) -> Any:

@@ -37,10 +37,10 @@ def read_passages(path: str | Path) -> Iterator[tuple[int, Passage]]:
 def to_passage(row: Any, place: int, where: str) -> Passage:
     if not isinstance(row, dict):
         raise DataError(f"{where}: a passage is an object with fields, this is a {type(row).__name__}")
-    found = next((row[name] for name in IDS if row.get(name) is not None), place)
-    known = plain_id(str(found)) if isinstance(found, str | int) and not isinstance(found, bool) else ""
+    given_id = next((row[name] for name in IDS if row.get(name) is not None), place)
+    known = plain_id(str(given_id)) if isinstance(given_id, str | int) and not isinstance(given_id, bool) else ""
     if not known or len(known) > MAX_ID:
-        shown = repr(found)[:100]
+        shown = repr(given_id)[:100]
         raise DataError(f"{where}: the id must be a number or a non-empty string of at most {MAX_ID} characters, not {shown}")
     name = next((name for name in TEXTS if name in row), None)
     if name is None:

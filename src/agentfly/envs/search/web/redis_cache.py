@@ -50,8 +50,8 @@ class RedisCache:
         return time.monotonic() >= self._until
 
     def get(self, key: str) -> str | None:
-        found = self._do("get", PREFIX + key)
-        return found if isinstance(found, str) else None
+        value = self._do("get", PREFIX + key)
+        return value if isinstance(value, str) else None
 
     def put(self, key: str, text: str) -> None:
         self._do("set", PREFIX + key, text, ex=self._ttl_s)

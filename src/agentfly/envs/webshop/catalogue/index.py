@@ -82,9 +82,9 @@ class ProductIndex:
 
     def _few(self, slices: list[tuple[slice, int]], limit: int) -> list[int]:
         """The same for rare terms, without an array of the size of the catalogue."""
-        found = np.concatenate([self.documents[part] for part, _ in slices])
+        documents = np.concatenate([self.documents[part] for part, _ in slices])
         gains = np.concatenate([self.weights[part] * np.float32(count) for part, count in slices])
-        names, places = np.unique(found, return_inverse=True)
+        names, places = np.unique(documents, return_inverse=True)
         scores = np.bincount(places, weights=gains, minlength=len(names))
         return _best(scores.astype(np.float32), names, limit)
 

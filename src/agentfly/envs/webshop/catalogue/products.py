@@ -108,7 +108,7 @@ def read_human(value: Any) -> tuple[Mapping[str, Any], ...]:
     """An entry of `items_human_ins`: instructions that people wrote."""
     if not isinstance(value, list):
         raise BadRecord(f"human instructions are a list, not {value!r:.40}")
-    found = []
+    instructions = []
     for item in _whole(value):
         if not isinstance(item, Mapping) or not isinstance(item.get("instruction"), str):
             raise BadRecord("an entry of its human instructions has no 'instruction'")
@@ -118,8 +118,8 @@ def read_human(value: Any) -> tuple[Mapping[str, Any], ...]:
             raise BadRecord(f"its 'instruction_options' must be names and values, not {given!r:.40}")
         attributes = _texts(item, "instruction_attributes") or ()
         options: Any = dict(given) if named else list(_texts(item, "instruction_options") or ())
-        found.append({"instruction": item["instruction"], "attributes": list(attributes), "options": options})
-    return tuple(found)
+        instructions.append({"instruction": item["instruction"], "attributes": list(attributes), "options": options})
+    return tuple(instructions)
 
 
 def read_nouns(value: Any) -> list[str]:
@@ -165,15 +165,15 @@ def _options(record: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     given = record.get("customization_options") or {}
     if not isinstance(given, Mapping):
         raise BadRecord(f"its 'customization_options' must be an object, not {given!r:.40}")
-    found: dict[str, tuple[str, ...]] = {}
+    options: dict[str, tuple[str, ...]] = {}
     for name, contents in given.items():
         if contents is None:
             continue
         try:
-            found[name.lower()] = tuple(each["value"].strip().replace("/", " | ").lower() for each in contents)
+            options[name.lower()] = tuple(each["value"].strip().replace("/", " | ").lower() for each in contents)
         except (TypeError, KeyError, AttributeError) as error:
             raise BadRecord(f"its option {name!r} must be a list of objects with a 'value'") from error
-    return found
+    return options
 
 
 def _texts(record: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
