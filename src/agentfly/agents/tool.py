@@ -61,9 +61,9 @@ class ToolAgent(BaseAgent):
         text = completion.text
         if completion.stop == "length" and self._is_cut_in_thinking(text):
             return Action()
-        known = self._known.get(text)
-        if known is not None:
-            return Action(calls=tuple([ToolCall(call.name, call.arguments.copy(), call.id) for call in known]))
+        cached = self._known.get(text)
+        if cached is not None:
+            return Action(calls=tuple([ToolCall(call.name, call.arguments.copy(), call.id) for call in cached]))
         reply = self._read(text)
         if not reply.calls:
             return Action(answer=reply.content or None)

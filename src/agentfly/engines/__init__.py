@@ -82,9 +82,9 @@ def check_engine(
 
 
 def _kind(model: str | Path, kind: Any) -> str:
-    known = ["local", *plugins.names("engines")]
-    if kind is not None and kind not in known:
-        raise ConfigError(f"no engine is called {kind!r}; {_hint(str(kind), known)}")
+    kinds = ["local", *plugins.names("engines")]
+    if kind is not None and kind not in kinds:
+        raise ConfigError(f"no engine is called {kind!r}; {_hint(str(kind), kinds)}")
     if str(model).startswith("openai:"):
         if kind not in (None, "openai"):
             raise ConfigError(f"the model {str(model)!r} is behind a server, so its engine cannot be {kind!r}")
@@ -191,13 +191,13 @@ def _options_of(kind: str) -> dict[str, Any]:
 def _check_options(kind: str, options: Mapping[str, Any]) -> None:
     if not options:
         return
-    known = _options_of(kind)
+    kinds_of_option = _options_of(kind)
     for key, value in options.items():
-        if key not in known:
-            raise ConfigError(f"the engine has no option {key!r}; {_hint(key, sorted(known))}")
+        if key not in kinds_of_option:
+            raise ConfigError(f"the engine has no option {key!r}; {_hint(key, sorted(kinds_of_option))}")
         if not (
             kind == "local" and key in _LOADING and type(value).__module__ == "torch"
         ):  # torch.dtype and torch.device are fine in Python
-            check_value(key, value, known[key])
+            check_value(key, value, kinds_of_option[key])
     if kind == "local":
         check_cache_size(options)

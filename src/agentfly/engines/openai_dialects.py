@@ -161,8 +161,8 @@ class SglangDialect:
         info = self._look(f"{self._server.root}/get_server_info", timeout_s)
         listed = self._look(f"{self._server.base_url}/models", timeout_s)
         with _parsing("description of the server"):
-            told = [info.get("context_length"), *(row.get("max_model_len") for row in listed.get("data", ()))]
-        for length in told:
+            lengths = [info.get("context_length"), *(row.get("max_model_len") for row in listed.get("data", ()))]
+        for length in lengths:
             _refuse_longer(max_context, length, "--context-length")
 
     def _look(self, url: str, timeout_s: float) -> Any:

@@ -68,9 +68,9 @@ class AtUpdate:
 
     def __set__(self, engine: Any, mode: UpdateMode) -> None:
         if mode not in self._modes:
-            known = " or ".join(map(repr, self._modes))
+            modes = " or ".join(map(repr, self._modes))
             why = f": {self._why}" if self._why and mode in get_args(UpdateMode) else ""
-            raise ConfigError(f"at_update must be {known} for {type(engine).__name__}, not {mode!r}{why}")
+            raise ConfigError(f"at_update must be {modes} for {type(engine).__name__}, not {mode!r}{why}")
         vars(engine)["_at_update"] = mode
 
 

@@ -102,9 +102,9 @@ def printed() -> Iterator[Callable[[], str]]:
     real, text = sys.stdout, io.StringIO()
     with tempfile.TemporaryFile() as file:
         try:
-            kept = os.dup(1)
+            stdout = os.dup(1)
         except OSError:
-            kept = -1  # the process has no stdout
+            stdout = -1  # the process has no stdout
 
         def said() -> str:
             if sys.stdout is not text:
@@ -113,7 +113,7 @@ def printed() -> Iterator[Callable[[], str]]:
             return text.getvalue() + file.read().decode(errors="replace")
 
         try:
-            if kept >= 0:
+            if stdout >= 0:
                 if real is not None:
                     real.flush()
                 os.dup2(file.fileno(), 1)
@@ -121,11 +121,11 @@ def printed() -> Iterator[Callable[[], str]]:
             yield said
         finally:
             sys.stdout = real
-            if kept >= 0:
+            if stdout >= 0:
                 if real is not None:
                     real.flush()
-                os.dup2(kept, 1)
-                os.close(kept)
+                os.dup2(stdout, 1)
+                os.close(stdout)
 
 
 _PATH_OF = {"os.mkdir": 0, "os.rename": 1, "os.link": 1, "os.symlink": 1, "sqlite3.connect": 0}

@@ -49,10 +49,10 @@ class World:
         method = inspect.getattr_static(self.cls, "conformance", None)
         if method is not None and not isinstance(method, staticmethod | classmethod):
             raise ConfigError(f"{where} is called without an instance: make it a @staticmethod")
-        told: Any = getattr(self.cls, "conformance", dict)()
-        if not isinstance(told, dict):
-            raise ConfigError(f"{where} returns the arguments of check_env as a dict, not {type(told).__name__}")
-        return dict(told)
+        arguments: Any = getattr(self.cls, "conformance", dict)()
+        if not isinstance(arguments, dict):
+            raise ConfigError(f"{where} returns the arguments of check_env as a dict, not {type(arguments).__name__}")
+        return dict(arguments)
 
 
 def find_world(name: str) -> World:

@@ -75,13 +75,13 @@ class MergedLinear:
                 return self._single(number, x)
             out = nn.functional.linear(x, *self.joined)
             self.kept = (x, version, torch.split(out, self.sizes, dim=-1))
-        kept = self.kept
+        cached = self.kept
         # Another tensor, or the same one modified in place since part 0 read it: the kept product is not its product.
-        if kept is None or kept[0] is not x or kept[1] != version:
+        if cached is None or cached[0] is not x or cached[1] != version:
             return self._single(number, x)
         if number == len(self.sizes) - 1:
             self.kept = None
-        return kept[2][number]
+        return cached[2][number]
 
     def _single(self, number: int, x: Tensor) -> Tensor:
         return nn.functional.linear(x, *(group[number] for group in self.groups))

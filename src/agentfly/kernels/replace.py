@@ -114,10 +114,10 @@ def _replace_gate(module: Any, kernels: Any, gradients: bool) -> None:
         "silu": nn.functional.silu,
         "gelu": partial(nn.functional.gelu, approximate="tanh"),
     }
-    known = [kind for kind in kernels.GATES if _error(partial(acts[kind], grid), partial(module.act_fn, grid)) <= 1.0]
-    if len(known) != 1:
+    fitting = [kind for kind in kernels.GATES if _error(partial(acts[kind], grid), partial(module.act_fn, grid)) <= 1.0]
+    if len(fitting) != 1:
         raise KernelMismatch("an activation of another kind")
-    kind, original = known[0], type(module).forward
+    kind, original = fitting[0], type(module).forward
 
     def forward(self: Any, x: Tensor) -> Any:
         if not _usable(x, gradients):

@@ -85,10 +85,10 @@ def _after(prompt: str, shown: str, opening: str, closing: str, common: Callable
     """What the template shows after the prompt; the prompt may end with marks of a thought that it does not repeat."""
     if shown.startswith(prompt):
         return shown[len(prompt) :]
-    kept = common(prompt, shown)
-    if (rest := prompt[len(kept) :].strip()) and not rest.endswith((opening, closing)):
+    shared = common(prompt, shown)
+    if (rest := prompt[len(shared) :].strip()) and not rest.endswith((opening, closing)):
         raise ConfigError("the chat template does not show a reply where it asks for one: give the reply as plain text")
-    return shown[len(kept) :]
+    return shown[len(shared) :]
 
 
 def reads_back(parser: Parser, text: str, reply: Message, tools: Tools) -> bool:

@@ -82,10 +82,10 @@ class OpeningFrames:
         if any(message.role not in ("system", "user") for message in first):
             return None
         key = (tuple([(message.role, message.content, message.name) for message in first]), id(tools))
-        known = self._known.get(key)
-        if known is None or known[1] is not tools:
-            known = self._make(key, messages, tools)
-        frame = None if known is None else known[0]
+        cached = self._known.get(key)
+        if cached is None or cached[1] is not tools:
+            cached = self._make(key, messages, tools)
+        frame = None if cached is None else cached[0]
         return None if frame is None or CUT in last.content else frame.ids(self._codec, last.content)
 
     def _make(self, key: Any, messages: Sequence[Message], tools: Any) -> tuple[Frame | None, Any] | None:
@@ -93,11 +93,11 @@ class OpeningFrames:
             _keep(self._seen, key, tools)
             return None
         try:
-            known = self._frame(messages, tools), tools
+            entry = self._frame(messages, tools), tools
         except TemplateRefused:
-            known = None, tools
-        _keep(self._known, key, known)
-        return known
+            entry = None, tools
+        _keep(self._known, key, entry)
+        return entry
 
     def _frame(self, messages: Sequence[Message], tools: Any) -> Frame | None:
         *first, last = messages
@@ -125,13 +125,13 @@ class FramedTexts:
 
     def ids(self, frame: Frame, content: str) -> list[int] | None:
         key = (frame, content)
-        known = self._cache.get(key)
-        if known is None:
-            known = frame.ids(self._codec, content)
-            if known is None:
+        cached = self._cache.get(key)
+        if cached is None:
+            cached = frame.ids(self._codec, content)
+            if cached is None:
                 return None
-            self._cache.put(key, content, known)
-        return known.copy()
+            self._cache.put(key, content, cached)
+        return cached.copy()
 
 
 def _keep(known: OrderedDict[Any, Any], key: Any, value: Any) -> None:

@@ -148,11 +148,11 @@ class Prober:
 
     def _keeps(self, text: str, old: str, turn: TurnShape) -> bool:
         """Whether a text begins with the old one, ignoring white space, and adds no thinking before the calls."""
-        shown, kept = squeeze(text), squeeze(old)
-        if not shown.startswith(kept):
+        shown, old_text = squeeze(text), squeeze(old)
+        if not shown.startswith(old_text):
             return False
-        calls = [at for word in turn.reply_words()[-turn.reply.num_calls :] if (at := shown.find(word, len(kept))) >= 0]
-        added = shown[len(kept) : min(calls)] if turn.reply.num_calls and calls else ""
+        calls = [at for word in turn.reply_words()[-turn.reply.num_calls :] if (at := shown.find(word, len(old_text))) >= 0]
+        added = shown[len(old_text) : min(calls)] if turn.reply.num_calls and calls else ""
         return not any(mark in added for mark in self._added)
 
     def text(self, profile: Profile, history: list[Message], values: Mapping[str, str], tools: Tools) -> str:

@@ -69,12 +69,12 @@ class Dialect:
 
     def read(self, message: Message) -> tuple[Parts, bool]:
         """The parts of a reply, and whether its calls are passed as structured calls."""
-        known = self._read.get(id(message))
-        if known is None or known[0] is not message:
+        cached = self._read.get(id(message))
+        if cached is None or cached[0] is not message:
             if len(self._read) >= _MAX_READ:
                 self._read.clear()
-            known = self._read[id(message)] = message, *self._reader.read(message, self.format.calls)
-        return known[1], known[2]
+            cached = self._read[id(message)] = message, *self._reader.read(message, self.format.calls)
+        return cached[1], cached[2]
 
     def render(self, messages: Sequence[Message], tools: Tools, generate: bool, manner: int) -> str:
         """The text of the messages in one manner. Raises TemplateRefused."""

@@ -119,12 +119,12 @@ class Units:
     def before(self, text: str, stops: Iterable[str]) -> str:
         """The text before the first of these units, unless it begins with it."""
         stops = frozenset(stops)
-        kept: list[str] = []
+        units_before: list[str] = []
         for unit in self.of(text):
-            if unit in stops and "".join(kept).strip():
+            if unit in stops and "".join(units_before).strip():
                 break
-            kept.append(unit)
-        return "".join(kept)
+            units_before.append(unit)
+        return "".join(units_before)
 
 
 def _shared(first: Sequence[str], second: Sequence[str]) -> list[str]:

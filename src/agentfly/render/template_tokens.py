@@ -92,9 +92,9 @@ class Codec:
 
         These are the ends of control tokens, which no other token spans. `ids` are those of the text after `start`.
         """
-        known = self._known_ids
+        marks = self._known_ids
         matches = [(match.end(), self._mark_ids[match.group()]) for match in self._marks.finditer(text, start)]
-        counts = [num_before + at + 1 for at, index in enumerate(ids) if index in known]
+        counts = [num_before + at + 1 for at, index in enumerate(ids) if index in marks]
         if [index for _, index in matches] != [ids[count - num_before - 1] for count in counts]:
             return [], []
         return [place for place, _ in matches], counts

@@ -38,8 +38,8 @@ class TokenDecoder:
         shown: list[str] = []
         begun = b""  # the first bytes of a character that the tokens so far have not completed
         for token in ids:
-            if not begun and (known := self._whole.get(token)) is not None:
-                shown.append(known)
+            if not begun and (whole := self._whole.get(token)) is not None:
+                shown.append(whole)
                 continue
             data = self._bytes(token)
             if data is None:

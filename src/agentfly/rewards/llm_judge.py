@@ -79,14 +79,14 @@ def judge(
     if renderer is not None and not drawn.stop_ids:
         drawn = replace(drawn, stop_ids=tuple(renderer.stop_ids))
     placeholders = set(_PLACEHOLDER.findall(prompt))
-    known = {"question", "prediction", "transcript", "lowest", "highest", "fence"}
+    own_names = {"question", "prediction", "transcript", "lowest", "highest", "fence"}
 
     async def mark(prediction: str, trajectory: Trajectory, task: Task) -> float:
         values = {"question": _question(task), "prediction": prediction, "lowest": f"{low:g}", "highest": f"{high:g}"}
         values["fence"] = f"<<{secrets.token_hex(4)}>>"
         if "transcript" in placeholders:
             values["transcript"] = transcript(trajectory)
-        values |= {field: _text(task.fields[field]) for field in placeholders - known}
+        values |= {field: _text(task.fields[field]) for field in placeholders - own_names}
         message = Message("user", _PLACEHOLDER.sub(lambda found: values[found.group(1)], prompt))
         reply, complete = "", True
         for _ in range(attempts):
@@ -100,7 +100,7 @@ def judge(
         )
 
     mark.__doc__ = judge.__doc__
-    return FunctionReward(mark, name=name, timeout_s=timeout_s, needs=placeholders - known)
+    return FunctionReward(mark, name=name, timeout_s=timeout_s, needs=placeholders - own_names)
 
 
 def _open(engine: Engine | str, renderer: Renderer | None) -> tuple[Engine, Renderer | None]:

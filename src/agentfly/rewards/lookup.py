@@ -39,8 +39,8 @@ class Factory(Generic[P]):
         try:
             signature.bind(**options)
         except TypeError as error:
-            known = ", ".join(signature.parameters)
-            raise ConfigError(f"reward {self.name!r}: {error}; its options are {known}") from error
+            options_text = ", ".join(signature.parameters)
+            raise ConfigError(f"reward {self.name!r}: {error}; its options are {options_text}") from error
         return self.make(**options)  # type: ignore[call-arg]
 
 

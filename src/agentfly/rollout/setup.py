@@ -151,13 +151,13 @@ def _pool_sizes(tools: Iterable[Tool]) -> dict[type, dict[str, int]]:
     sizes: dict[type, dict[str, int]] = {}
     for tool in tools:
         for kind, wanted in tool.pools.items():
-            known = sizes.setdefault(kind, {})
-            if any(known.get(key, size) != size for key, size in wanted.items()):
+            pool = sizes.setdefault(kind, {})
+            if any(pool.get(key, size) != size for key, size in wanted.items()):
                 raise ConfigError(
-                    f"tools ask for pools of {known['max']} and {wanted['max']} {kind.__name__}: all of them use one pool, so "
+                    f"tools ask for pools of {pool['max']} and {wanted['max']} {kind.__name__}: all of them use one pool, so "
                     f"give one pool_size"
                 )
-            known |= wanted
+            pool |= wanted
     return sizes
 
 
@@ -188,9 +188,9 @@ def as_sampling(value: Sampling | Mapping[str, Any] | None) -> Sampling:
     """Returns a Sampling from one, from a mapping of its fields, or from None. Raises ConfigError for an unknown field."""
     if value is None or isinstance(value, Sampling):
         return value or Sampling()
-    known = Sampling.__dataclass_fields__
-    if unknown := set(value) - set(known):
-        raise ConfigError(f"sampling has no key {sorted(unknown)[0]!r}; it has {', '.join(known)}")
+    names = Sampling.__dataclass_fields__
+    if unknown := set(value) - set(names):
+        raise ConfigError(f"sampling has no key {sorted(unknown)[0]!r}; it has {', '.join(names)}")
     fields: dict[str, Any] = {
         key: tuple(item) if key in ("stop", "stop_ids") and isinstance(item, list) else item for key, item in value.items()
     }

@@ -101,7 +101,7 @@ def _summarize(reader: RunReader, path: Path, name: str, updated: float | None) 
     curves = reader.series(["reward/mean", "validation/success", "validation/scored", "validation/chains"])
     rewards = [value for _, _, value in curves["reward/mean"]]
     held = [value for _, _, value in curves["validation/success"] if value is not None]
-    known = [value for value in rewards if value is not None]
+    finite = [value for value in rewards if value is not None]
     chains = {at: count for at, _, count in curves["validation/chains"]}
     counts = [(scored, chains.get(at)) for at, _, scored in curves["validation/scored"]]
     return RunSummary(
@@ -116,7 +116,7 @@ def _summarize(reader: RunReader, path: Path, name: str, updated: float | None) 
         step=step,
         total_steps=meta.get("total_steps") or described["total_steps"],
         chains=reader.num_chains(),
-        reward=known[-1] if known else None,
+        reward=finite[-1] if finite else None,
         spark=thin(rewards, SPARK_POINTS),
         first_validation=held[0] if held else None,
         best_validation=max(held, default=None),
@@ -154,8 +154,10 @@ def thin(values: list[float | None], most: int) -> list[float | None]:
         return values
     means: list[float | None] = []
     for part in range(most):
-        known = [value for value in values[part * len(values) // most : (part + 1) * len(values) // most] if value is not None]
-        means.append(math.fsum(known) / len(known) if known else None)
+        part_values = [
+            value for value in values[part * len(values) // most : (part + 1) * len(values) // most] if value is not None
+        ]
+        means.append(math.fsum(part_values) / len(part_values) if part_values else None)
     return means
 
 

@@ -87,8 +87,8 @@ def latest_checkpoint(run: Path) -> Path:
         raise ConfigError(f"there is no run folder {run}")
     newest, broken = find_checkpoint(run / "checkpoints")
     if newest is None:
-        told = f"; {why_broken(broken)}" if broken else ""
-        raise ConfigError(f"{run} holds no intact checkpoint{told}")
+        why = f"; {why_broken(broken)}" if broken else ""
+        raise ConfigError(f"{run} holds no intact checkpoint{why}")
     return newest
 
 
@@ -256,6 +256,6 @@ def _storage_errors(folder: Path, what: str) -> Iterator[None]:
         if error.errno in FULL:
             with contextlib.suppress(OSError):
                 why += f" (without it, {shutil.disk_usage(folder).free / 1e6:,.1f} MB are free)"
-        kept = list_checkpoints(folder)
-        newest = f"the newest checkpoint is {kept[-1]}" if kept else "there is no checkpoint yet"
+        checkpoints = list_checkpoints(folder)
+        newest = f"the newest checkpoint is {checkpoints[-1]}" if checkpoints else "there is no checkpoint yet"
         raise StorageError(f"{what} cannot be written to {folder}: {why}; {newest}") from error

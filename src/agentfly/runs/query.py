@@ -159,20 +159,20 @@ class RunReader(Displayed):
         """Every step with its outcomes and rewards, in the order of the steps, train before validation."""
         after = -1 if after_step is None else after_step
         times = {row[0]: row[1:] for row in self._fetch("SELECT step, started, ended, phase, whole FROM steps")}
-        kept = {
+        stats = {
             (step, split): (chains, scored, mean, json.loads(quantiles), json.loads(outcomes))
             for step, split, chains, scored, mean, quantiles, outcomes in self._fetch(
                 "SELECT step, split, chains, scored, mean, quantiles, outcomes FROM step_stats WHERE step > ?", (after,)
             )
         }
-        places = [place for place in self._places(after) if place not in kept]
-        kept |= {place: self._stats(*place) for place in places}
+        places = [place for place in self._places(after) if place not in stats]
+        stats |= {place: self._stats(*place) for place in places}
         return [
             StepRow(
                 step, split, chains, scored, outcomes, mean, quantiles,
                 *((None, None, None, False) if step not in times else (*times[step][:3], bool(times[step][3]))),
             )
-            for (step, split), (chains, scored, mean, quantiles, outcomes) in sorted(kept.items())
+            for (step, split), (chains, scored, mean, quantiles, outcomes) in sorted(stats.items())
         ]  # fmt: skip
 
     def _places(self, after: int) -> list[tuple[int, str]]:
@@ -588,8 +588,8 @@ class RunReader(Displayed):
         """What to tell about a query that was interrupted, with a filter that is narrower."""
         newest = self._opened.db.execute("SELECT max(step) FROM trajectories").fetchone()[0] or 0
         steps = f", for example to the steps from {newest - NEWEST_STEPS} on (step_low={newest - NEWEST_STEPS})"
-        told = f"the query took longer than {self.timeout_s:g} s: narrow the filter"
-        return told + (steps if newest > NEWEST_STEPS else ", for example to one step or one task")
+        sentence = f"the query took longer than {self.timeout_s:g} s: narrow the filter"
+        return sentence + (steps if newest > NEWEST_STEPS else ", for example to one step or one task")
 
 
 def _needle(chosen: ChainFilter) -> bytes:

@@ -188,8 +188,8 @@ def _statements(script: str) -> list[str]:
 
 def can_index_texts(db: sqlite3.Connection) -> bool:
     """Whether this SQLite has full-text indexes of trigrams. A store without them is searched by reading all chains."""
-    known = sqlite3.sqlite_version_info >= (3, 34)  # the tokenizer "trigram"
-    return known and db.execute("SELECT 1 FROM pragma_module_list WHERE name = 'fts5'").fetchone() is not None
+    has_trigrams = sqlite3.sqlite_version_info >= (3, 34)  # the tokenizer "trigram"
+    return has_trigrams and db.execute("SELECT 1 FROM pragma_module_list WHERE name = 'fts5'").fetchone() is not None
 
 
 def indexes_texts(db: sqlite3.Connection) -> bool:

@@ -195,9 +195,9 @@ class RunStore:
         with self.transaction() as db:
             named = {clean_text(record.trajectory): record for record in records}
             keys = self._keys_of(db, step, named)
-            known = [(keys[name], record) for name, record in named.items() if name in keys]
-            set_trained(db, [(key, record.advantage, record.num_trained) for key, record in known])
-            series = [(key, name, *values) for key, record in known for name, values in record.series.items()]
+            stored = [(keys[name], record) for name, record in named.items() if name in keys]
+            set_trained(db, [(key, record.advantage, record.num_trained) for key, record in stored])
+            series = [(key, name, *values) for key, record in stored for name, values in record.series.items()]
             insert(db, INSERT_TOKENS, series)
 
     def _keys_of(self, db: sqlite3.Connection, step: int, ids: Iterable[str]) -> dict[str, int]:

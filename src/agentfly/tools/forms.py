@@ -162,8 +162,8 @@ class Compiler:
                     failures.append(mismatch)
             return failures[0] if len(fitting) == 1 else Mismatch(expected, value)
 
-        known = [member.kinds for member in members if member.kinds is not None]
-        return Form(schema, convert, frozenset[str]().union(*known) if len(known) == len(members) else None)
+        sets = [member.kinds for member in members if member.kinds is not None]
+        return Form(schema, convert, frozenset[str]().union(*sets) if len(sets) == len(members) else None)
 
     def _array(self, origin: Any, args: tuple[Any, ...]) -> Form:
         build = {tuple: tuple, frozenset: frozenset, set: set, abc.Set: set, abc.MutableSet: set}.get(origin)

@@ -38,8 +38,8 @@ def compare_json(library: Library, names: Sequence[str]) -> dict[str, Any]:
 def _last_values(folder: Path) -> dict[str, float]:
     with RunReader(folder) as reader:
         series = reader.series(RESULTS)
-    known = {name: [value for _, _, value in points if value is not None] for name, points in series.items()}
-    return {name: values[-1] for name, values in known.items() if values}
+    finite = {name: [value for _, _, value in points if value is not None] for name, points in series.items()}
+    return {name: values[-1] for name, values in finite.items() if values}
 
 
 def _pair(first: str, a: Path, name: str, b: Path) -> dict[str, Any]:

@@ -73,11 +73,11 @@ def checks_json(reader: RunReader) -> dict[str, Any]:
     """The page about health."""
     times = [name for name in reader.metric_names() if name.startswith(("time/", "device/"))]
     series = reader.series([*NEEDED, *times])
-    known = {name: [(step, value) for step, _, value in points if value is not None] for name, points in series.items()}
+    finite = {name: [(step, value) for step, _, value in points if value is not None] for name, points in series.items()}
     config, state = read_config(reader.path.parent), reader.state()
     gap = _number(config, "train", "max_logprob_gap")
-    rows = reader.checks() or list(derived_checks(known, config))
-    warned = warnings_of(known, max_logprob_gap=gap)
+    rows = reader.checks() or list(derived_checks(finite, config))
+    warned = warnings_of(finite, max_logprob_gap=gap)
     if state in STATES:
         text, tips = STATES[state]
         warned.insert(0, Warned(state, "red", text, tips, (), reader.last_step() or 0))
@@ -85,14 +85,14 @@ def checks_json(reader: RunReader) -> dict[str, Any]:
         "state": state,
         "warnings": warned,
         "checks": [check_json(name, rows_of_check) for name, rows_of_check in _by_name(rows).items()],
-        "time": time_json(known),
+        "time": time_json(finite),
     }
 
 
 def check_json(name: str, rows: list[CheckRow]) -> dict[str, Any]:
     """One check over the steps. The newest value is the evidence."""
     newest, failed = rows[-1], [row for row in rows if not row.ok]
-    kept = {row.step: row for row in [*failed[:MAX_HISTORY], *rows[-MAX_HISTORY:]]}
+    history = {row.step: row for row in [*failed[:MAX_HISTORY], *rows[-MAX_HISTORY:]]}
     return {
         "name": name,
         "promise": PROMISES.get(name, ""),
@@ -102,7 +102,7 @@ def check_json(name: str, rows: list[CheckRow]) -> dict[str, Any]:
         "step": newest.step,
         "value": newest.value,
         "bound": newest.bound,
-        "history": [[row.step, row.ok, row.value, row.bound] for _, row in sorted(kept.items())],
+        "history": [[row.step, row.ok, row.value, row.bound] for _, row in sorted(history.items())],
     }
 
 
@@ -126,8 +126,8 @@ def derived_checks(series: Mapping[str, list[tuple[int, float]]], config: Mappin
         yield CheckRow(step, "lag", value <= bound, value, bound)
     counts = {part: dict(series.get(f"ledger/{part}", ())) for part in ("drawn", "trained", "filtered", "failed", "in_flight")}
     for step, drawn in counts["drawn"].items():
-        told = sum(counts[part].get(step, 0.0) for part in ("trained", "filtered", "failed", "in_flight"))
-        yield CheckRow(step, "tasks_accounted", told == drawn, abs(told - drawn), 0.0)
+        accounted = sum(counts[part].get(step, 0.0) for part in ("trained", "filtered", "failed", "in_flight"))
+        yield CheckRow(step, "tasks_accounted", accounted == drawn, abs(accounted - drawn), 0.0)
     trainable = dict(series.get("rollout/trainable", ()))
     for step, chains in series.get("rollout/chains", ()):
         if chains and step in trainable:
@@ -219,8 +219,8 @@ def live_json(reader: RunReader) -> dict[str, Any]:
         rows = []
         for lease in leases:
             doing = chains.get(lease["chain"], {})
-            told = {name: doing.get(name) for name in ("task", "turn", "phase")}
-            rows += [{"chain": lease["chain"], "kind": kind, **told} for kind in lease["kinds"]]
+            state = {name: doing.get(name) for name in ("task", "turn", "phase")}
+            rows += [{"chain": lease["chain"], "kind": kind, **state} for kind in lease["kinds"]]
         values["leases"]["data"] = rows
     return values
 
@@ -238,10 +238,10 @@ def limits_json(reader: RunReader) -> list[dict[str, Any]]:
         after, first = events[-1].key, events[0].step if first is None else first
         for event in events:
             by_limit.setdefault(str(event.data.get("limit")), []).append(event)
-    told = []
+    rows = []
     for limit, own in by_limit.items():
         chains = list(dict.fromkeys(event.who for event in reversed(own) if event.who))
-        told.append(
+        rows.append(
             {
                 "limit": limit,
                 "count": sum(int(event.data.get("count", 1)) for event in own),
@@ -252,7 +252,7 @@ def limits_json(reader: RunReader) -> list[dict[str, Any]]:
                 "since": first if start else None,
             }
         )
-    return sorted(told, key=lambda each: -int(str(each["count"])))
+    return sorted(rows, key=lambda each: -int(str(each["count"])))
 
 
 def failures_json(reader: RunReader) -> list[dict[str, Any]]:
@@ -264,11 +264,11 @@ def failures_json(reader: RunReader) -> list[dict[str, Any]]:
     by_reason: dict[str, list[ChainRow]] = {}
     for row in rows:
         by_reason.setdefault(re.sub(r"\d+(\.\d+)?", "#", row.error or ""), []).append(row)
-    told = [
+    reasons = [
         {"error": own[0].error, "count": len(own), "chain": own[0].id, "step": own[0].step, "outcome": own[0].outcome}
         for own in by_reason.values()
     ]
-    return sorted(told, key=lambda each: -int(str(each["count"])))
+    return sorted(reasons, key=lambda each: -int(str(each["count"])))
 
 
 def _by_kind(series: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

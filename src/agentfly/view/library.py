@@ -57,22 +57,22 @@ class Library:
 
     def find(self, name: str) -> Path:
         """The folder of a run. Raises NotFound."""
-        at, known = self._known
-        if name not in known or time.monotonic() - at > KNOWN_S:
-            known = self.scan()
-        if name not in known:
+        at, folders = self._known
+        if name not in folders or time.monotonic() - at > KNOWN_S:
+            folders = self.scan()
+        if name not in folders:
             raise NotFound(f"there is no run {name[:200]!r} here")
-        return known[name]
+        return folders[name]
 
     def summaries(self) -> list[RunSummary]:
         """All runs, the one that wrote last first. A run that has ended is read again only if its files have changed."""
         summaries = []
         for name, folder in self.scan().items():
             stamp = file_stamp(folder)
-            kept = self._summaries.get(name)
-            if kept is None or kept[0] != stamp or kept[1].state not in ("finished", "stopped"):
-                kept = self._summaries[name] = stamp, summarize(folder, name)
-            summaries.append(kept[1])
+            cached = self._summaries.get(name)
+            if cached is None or cached[0] != stamp or cached[1].state not in ("finished", "stopped"):
+                cached = self._summaries[name] = stamp, summarize(folder, name)
+            summaries.append(cached[1])
         return sorted(summaries, key=lambda run: (-(run.updated or 0.0), run.name))
 
     async def ask(self, name: str, question: Callable[[RunReader], T]) -> T:

@@ -53,8 +53,8 @@ def sources_json(reader: RunReader, field: str | None) -> dict[str, Any]:
 
 def _point(step: int, scores: list[float | None]) -> list[float | None]:
     """Step, mean score, and the numbers of chains with a score and of all."""
-    known = [score for score in scores if score is not None]
-    return [step, mean(known) if known else None, len(known), len(scores)]
+    finite = [score for score in scores if score is not None]
+    return [step, mean(finite) if finite else None, len(finite), len(scores)]
 
 
 def dividing_fields(tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -168,8 +168,8 @@ def _validated(store: RunStore, history: Mapping[int, Mapping[str, float]], when
     validated = {step: row["validation/success"] for step, row in history.items() if "validation/success" in row}
     if isinstance(when, int):
         if not store.count(step=when, split="validation"):
-            known = ", ".join(map(str, validated)) or "none"
-            raise ConfigError(f"{path} has no validation of step {when}; it has those of {known}")
+            steps = ", ".join(map(str, validated)) or "none"
+            raise ConfigError(f"{path} has no validation of step {when}; it has those of {steps}")
         return when
     if not validated:  # a run that was killed in its first validation
         newest = store.rows(split="validation", limit=1)

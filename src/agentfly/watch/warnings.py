@@ -38,8 +38,8 @@ class Warned:
 
 def warnings_of(series: Series, *, max_logprob_gap: float | None = None) -> list[Warned]:
     """Every warning that holds at the newest step, red ones first."""
-    known = {name: clean for name, values in series.items() if (clean := [(s, v) for s, v in values if math.isfinite(v)])}
-    facts = _Facts(known, max_logprob_gap or DEFAULT_GAP)
+    finite = {name: clean for name, values in series.items() if (clean := [(s, v) for s, v in values if math.isfinite(v)])}
+    facts = _Facts(finite, max_logprob_gap or DEFAULT_GAP)
     warnings = [warned for rule in RULES if (warned := rule(facts)) is not None]
     return sorted(warnings, key=lambda each: each.level != "red")
 

@@ -278,8 +278,8 @@ class DecodeBatch:
             self._sampled[rows, first + number] = tokens[number, columns]
             self._sampled_logprobs[rows, first + number] = logprobs[number, columns]
         self._arrived[rows] += inflight.steps
-        told = (left[columns] == 0) | self._host_ends[rows] | ~np.isfinite(logprobs[:, columns]).all(axis=0)
-        return [self._entry(row) for row in rows[told]], inflight.steps * len(rows), took
+        ended = (left[columns] == 0) | self._host_ends[rows] | ~np.isfinite(logprobs[:, columns]).all(axis=0)
+        return [self._entry(row) for row in rows[ended]], inflight.steps * len(rows), took
 
     def still_present(self, inflight: InFlight) -> list[DecodeEntry]:
         """The entries that took part in these steps and have not been removed since."""
@@ -352,10 +352,10 @@ class DecodeBatch:
         places: list[int] = []  # of the first new page of each row
         counts: list[int] = []
         for entry, _ in self.lacking_pages(rows, steps):
-            held, known = entry.kv.pages, entry.uploaded_pages
-            pages += held[known:]
-            places.append(entry.row * self.width + known)
-            counts.append(len(held) - known)
+            held, uploaded = entry.kv.pages, entry.uploaded_pages
+            pages += held[uploaded:]
+            places.append(entry.row * self.width + uploaded)
+            counts.append(len(held) - uploaded)
             entry.uploaded_pages = len(held)
             self._page_room[entry.row] = len(held) * PAGE_SIZE
         block = np.zeros((len(pages), 2), np.int32)

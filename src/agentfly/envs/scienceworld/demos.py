@@ -120,8 +120,8 @@ class _Dialogue:
             self.messages.append({"role": "assistant", "content": DONE})
         elif self.messages[-1]["role"] == "user" and turns:
             self.messages.pop()
-        kept = ("id", "task_name", "variation", "simplifications", "max_steps", "clip")
-        return {**{name: self.row[name] for name in kept if name in self.row}, "messages": self.messages}
+        columns = ("id", "task_name", "variation", "simplifications", "max_steps", "clip")
+        return {**{name: self.row[name] for name in columns if name in self.row}, "messages": self.messages}
 
 
 async def _easy(env: ScienceWorld, row: dict[str, Any], rng: random.Random, mistakes: float) -> dict[str, Any]:

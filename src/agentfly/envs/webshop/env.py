@@ -59,8 +59,8 @@ class WebShop(Environment):
         self.num_steps += 1
         self.num_idle += bool(visit.note)
         malformed = bool(visit.note) and read_action(action)[0] not in ("search", "click")
-        told = self.notes if self.notes is not None else visit.brief or visit.shelves.name in MADE_HERE
-        observation = visit.told if told else visit.observation
+        with_notes = self.notes if self.notes is not None else visit.brief or visit.shelves.name in MADE_HERE
+        observation = visit.told if with_notes else visit.observation
         return ToolResult(observation=observation, reward=reward, done=done, error="bad_arguments" if malformed else None)
 
     @property

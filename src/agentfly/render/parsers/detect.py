@@ -109,10 +109,10 @@ def _refusal(source: str, probe: ParserProbe) -> str:
             f"parser={near[0]!r} reads the names of the calls and of their arguments: give it if the model writes such calls, "
             "or a function from the reply's text to a ParsedReply"
         )
-    known = ", ".join(plugins.names("parsers"))
+    names = ", ".join(plugins.names("parsers"))
     return (
         "the tool calls of the model's chat template are in a format not known here: give parser= one of "
-        f"{known}, or a function from the reply's text to a ParsedReply"
+        f"{names}, or a function from the reply's text to a ParsedReply"
     )
 
 

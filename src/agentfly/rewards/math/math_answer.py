@@ -418,6 +418,6 @@ def _suffix(after: str) -> str:
     if match is None:
         return ""
     words = [word for word in match.groups() if word and not after.startswith("-", match.end())]
-    kept = max((i + 1 for i, word in enumerate(words) if is_significant(word)), default=0)
-    joined = after[:1].isalpha() and not kept and len(match.group(1)) == 1  # "18x" is no number
-    return match.group(1) if joined else "".join(f" {word}" for word in words[:kept])
+    num_words = max((i + 1 for i, word in enumerate(words) if is_significant(word)), default=0)
+    joined = after[:1].isalpha() and not num_words and len(match.group(1)) == 1  # "18x" is no number
+    return match.group(1) if joined else "".join(f" {word}" for word in words[:num_words])

@@ -121,9 +121,9 @@ def restrict_mount(target: str, flags: int) -> None:
     except OSError as error:
         if error.errno != 38:
             raise
-        kept = os.statvfs(target).f_flag & (MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC | 1024 | 2048)
-        kept = kept & 15 | (1 << 10 if kept & 1024 else 0) | (1 << 11 if kept & 2048 else 0)
-        mount(None, target, None, MS_REMOUNT | MS_BIND | kept | flags)
+        present = os.statvfs(target).f_flag & (MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC | 1024 | 2048)
+        present = present & 15 | (1 << 10 if present & 1024 else 0) | (1 << 11 if present & 2048 else 0)
+        mount(None, target, None, MS_REMOUNT | MS_BIND | present | flags)
 
 
 def bind(source: str, target: str, flags: int) -> None:

@@ -84,10 +84,10 @@ def _smaller(text: Any, shrinks: bool, max_context: int | None) -> dict[str, Any
     kinds: dict[str, int] = {}
     for at, kind in enumerate(zip(*lists.values(), strict=True)):
         kinds.setdefault(repr(kind), at)
-    kept = sorted({0, 1, *kinds.values()} if lists else range(min(count, 2 if text.model_type in UNIFORM else MAX_LAYERS)))
-    kept = kept[:MAX_LAYERS]
-    values |= {name: [value[at] for at in kept] for name, value in lists.items()}
-    values |= {name: len(kept) for name in ("num_hidden_layers", "n_layer", "num_layers") if name in values}
+    layers_at = sorted({0, 1, *kinds.values()} if lists else range(min(count, 2 if text.model_type in UNIFORM else MAX_LAYERS)))
+    layers_at = layers_at[:MAX_LAYERS]
+    values |= {name: [value[at] for at in layers_at] for name, value in lists.items()}
+    values |= {name: len(layers_at) for name in ("num_hidden_layers", "n_layer", "num_layers") if name in values}
     limit = max_context or int(values.get("max_position_embeddings") or 1 << 30)
     values |= {name: REACH for name in _REACHES if isinstance(values.get(name), int) and REACH < values[name] < limit}
     for name in ("first_k_dense_replace", "num_dense_layers", "num_nextn_predict_layers", "max_window_layers"):
@@ -102,7 +102,7 @@ def _smaller(text: Any, shrinks: bool, max_context: int | None) -> dict[str, Any
     values |= {"pad_token_id": 0, "vocab_size": 160}
     values.pop("quantization_config", None)
     if isinstance(layers := values.get("per_layer_config"), dict):
-        values["per_layer_config"] = {str(to): layers[str(at)] for to, at in enumerate(kept) if str(at) in layers}
+        values["per_layer_config"] = {str(to): layers[str(at)] for to, at in enumerate(layers_at) if str(at) in layers}
     if not shrinks:
         return values
     values |= {name: size for name, size in _SIZES.items() if isinstance(values.get(name), int) and values[name] > size}

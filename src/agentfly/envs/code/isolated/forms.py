@@ -238,5 +238,5 @@ def parts_of(node: ast.expr) -> list[ast.expr]:
 def _caught(source: Any, kind: ast.expr) -> str:
     """Exceptions arrive by their built-in names, so one of a module is not what the tests expect."""
     path = source.dotted(kind)
-    known = path in ERRORS or path in ("", "BaseException", "StopIteration", "GeneratorExit")
-    return "" if known or not (hasattr(builtins, path) or "." in path) else f"the tests catch {path}"
+    by_name = path in ERRORS or path in ("", "BaseException", "StopIteration", "GeneratorExit")
+    return "" if by_name or not (hasattr(builtins, path) or "." in path) else f"the tests catch {path}"

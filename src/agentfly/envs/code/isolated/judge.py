@@ -218,8 +218,8 @@ class Judge(PartSender):
                 raise NotData("the keys are not those of an answer")
         except (ValueError, TypeError) as error:
             raise TypeError(f"the solution's answer is not data: {error}"[:500]) from None
-        known = next((ERRORS[kind] for kind in kinds if kind in ERRORS and kind != "Exception"), None)
-        raise known(message) if known else RuntimeError(f"{kinds[0]}: {message}"[:500])
+        kind_of_error = next((ERRORS[kind] for kind in kinds if kind in ERRORS and kind != "Exception"), None)
+        raise kind_of_error(message) if kind_of_error else RuntimeError(f"{kinds[0]}: {message}"[:500])
 
     def unpack(self, tree: Any) -> Any:
         return unpack(tree, self.remote, _stream, self.plan.arrays, _extend)

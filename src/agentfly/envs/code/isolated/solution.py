@@ -58,8 +58,8 @@ class Solution(PartSender):
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         op, name = request["op"], request["name"]
         if op == "names":
-            known = [name for name in request["names"] if name in self.space]
-            return {"v": ["d", *([name, pack(self.space[name], self.keep)] for name in known)]}
+            names = [name for name in request["names"] if name in self.space]
+            return {"v": ["d", *([name, pack(self.space[name], self.keep)] for name in names)]}
         if op == "seed":
             importlib.import_module(name).seed(*map(unpack, request["args"], [self.kept.__getitem__] * len(request["args"])))
             return {"v": None}

@@ -112,8 +112,8 @@ def _pack(value: Any, keep: Callable[[Any], int] | None) -> Any:
         return ["P", kind.__name__, list(fields), [pack(item, keep) for item in tuple.__iter__(value)]]
     if kind is collections.defaultdict:
         factory = getattr(value.default_factory, "__name__", None)
-        known = factory if _TYPES.get(factory or "") is value.default_factory else None
-        return ["E", known, *([pack(key, keep), pack(item, keep)] for key, item in value.items())]
+        known_type = factory if _TYPES.get(factory or "") is value.default_factory else None
+        return ["E", known_type, *([pack(key, keep), pack(item, keep)] for key, item in value.items())]
     if kind is collections.deque and value.maxlen is not None:
         return ["Q", value.maxlen, *(pack(item, keep) for item in value)]
     for base, tag in _TAGS:
@@ -136,8 +136,8 @@ def _pack(value: Any, keep: Callable[[Any], int] | None) -> Any:
             return ["T", date, *(getattr(value, part) for part in parts), *zone]
     if kind is uuid.UUID:
         return ["U", value.hex]
-    for name, known in _TYPES.items():
-        if value is known:
+    for name, known_type in _TYPES.items():
+        if value is known_type:
             return ["y", name]
     if issubclass(kind, (Iterator, *_VIEWS)) and not hasattr(kind, "readline"):  # a stream has more than its lines
         items: list[Any] = []
@@ -201,8 +201,8 @@ def unpack(
             return _named(name, fields)._make(map(value, items))
         if tag == "E":
             factory, *pairs = rest
-            known = None if factory is None else _TYPES[factory]
-            return collections.defaultdict(known, [(value(key), value(item)) for key, item in pairs])
+            factory_type = None if factory is None else _TYPES[factory]
+            return collections.defaultdict(factory_type, [(value(key), value(item)) for key, item in pairs])
         if tag == "S" and extend is not None:
             number, inner = rest
             return extend(value(inner), give(_number(number)))

@@ -67,10 +67,10 @@ def easy_questions(split: str, seed: int = 0) -> tuple[Question, ...]:
     people = easy_world(seed)[split]
     questions = []
     for person in people.values():
-        (link, other), (value, told) = person.facts.items()
+        (link, other), (value, relation) = person.facts.items()
         onward, answer = list(people[other].facts.items())[1]
         for asks, relations, said, pages in (
-            (ONE_FACT, (value,), told, (person.name,)),
+            (ONE_FACT, (value,), relation, (person.name,)),
             (TWO_FACTS, (link, onward), answer, (person.name, other)),
         ):
             texts = [ask.format(value=relations[-1], link=link, x=person.name) for ask in asks]

@@ -62,8 +62,8 @@ class TransformersEncoder:
             raise ConfigError(
                 f"{folder}: a {getattr(config, 'model_type', 'model')} has no one hidden size, so it is no encoder of texts"
             )
-        known = inspect.signature(self._model.forward).parameters
-        self._names = ["input_ids", "attention_mask", *(["token_type_ids"] if "token_type_ids" in known else [])]
+        parameters = inspect.signature(self._model.forward).parameters
+        self._names = ["input_ids", "attention_mask", *(["token_type_ids"] if "token_type_ids" in parameters else [])]
         self._torch = torch
         self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self._model.to(self._device)
@@ -103,10 +103,10 @@ def _stated_pooling(folder: Path) -> str:
     if not stated.is_file():
         return "mean"
     try:
-        told = json.loads(stated.read_text(encoding="utf-8"))
+        settings = json.loads(stated.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{stated}: cannot be read: {error}; give `pooling`") from error
-    said = [pooling for key, pooling in STATED.items() if isinstance(told, dict) and told.get(key)]
+    said = [pooling for key, pooling in STATED.items() if isinstance(settings, dict) and settings.get(key)]
     if len(said) != 1:
         raise ConfigError(f"{stated}: none of mean, cls and lasttoken pooling, or several; give `pooling`")
     return said[0]

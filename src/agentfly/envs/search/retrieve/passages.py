@@ -38,8 +38,8 @@ def to_passage(row: Any, place: int, where: str) -> Passage:
     if not isinstance(row, dict):
         raise DataError(f"{where}: a passage is an object with fields, this is a {type(row).__name__}")
     given_id = next((row[name] for name in IDS if row.get(name) is not None), place)
-    known = plain_id(str(given_id)) if isinstance(given_id, str | int) and not isinstance(given_id, bool) else ""
-    if not known or len(known) > MAX_ID:
+    id_text = plain_id(str(given_id)) if isinstance(given_id, str | int) and not isinstance(given_id, bool) else ""
+    if not id_text or len(id_text) > MAX_ID:
         shown = repr(given_id)[:100]
         raise DataError(f"{where}: the id must be a number or a non-empty string of at most {MAX_ID} characters, not {shown}")
     name = next((name for name in TEXTS if name in row), None)
@@ -57,7 +57,7 @@ def to_passage(row: Any, place: int, where: str) -> Passage:
         title, text = first.strip().strip('"'), rest.strip()
     elif title and first.strip() == title and rest.strip():  # KILT's first paragraph is the title again
         text = rest.strip()
-    return Passage(_encodable(known), _encodable(title.strip()), _encodable(text))
+    return Passage(_encodable(id_text), _encodable(title.strip()), _encodable(text))
 
 
 def plain_id(text: str) -> str:

@@ -136,8 +136,8 @@ class SearchServer:
         async def health(request: Request) -> Response:
             self.requests += 1
             counts = {"requests": self.requests, "queries": self.queries, "batches": self.batches}
-            known = {"retriever": self.retriever.name, "passages": len(self.retriever.corpus)}
-            return JSONResponse({"status": "ok", **known, **counts})
+            identity = {"retriever": self.retriever.name, "passages": len(self.retriever.corpus)}
+            return JSONResponse({"status": "ok", **identity, **counts})
 
         routes = [
             Route("/health", health, methods=["GET"]),

@@ -69,10 +69,10 @@ class ProductIndex:
 
     def search(self, terms: Sequence[str], limit: int) -> list[int]:
         """The best documents that hold at least one term, at most `limit`."""
-        known = Counter(number for term in terms if (number := self.numbers.get(term)) is not None)
-        if not known:
+        counts = Counter(number for term in terms if (number := self.numbers.get(term)) is not None)
+        if not counts:
             return []
-        slices = [(slice(int(self.starts[n]), int(self.starts[n + 1])), count) for n, count in known.items()]
+        slices = [(slice(int(self.starts[n]), int(self.starts[n + 1])), count) for n, count in counts.items()]
         if sum(part.stop - part.start for part, _ in slices) < self.num_documents // 8:
             return self._few(slices, limit)
         scores = np.zeros(self.num_documents, dtype=np.float64)

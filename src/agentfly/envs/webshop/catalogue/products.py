@@ -72,8 +72,8 @@ def read_record(record: Any, extra: Mapping[str, Any] | None = None, human: Any 
         raise BadRecord("it has no 'asin'")
     if asin == "nan" or len(asin) > MAX_ASIN:
         return None
-    known, instruction, wanted = read_extra(extra or {})
-    known = _texts(record, "Attributes") if known is None else known
+    attributes, instruction, wanted = read_extra(extra or {})
+    attributes = _texts(record, "Attributes") if attributes is None else attributes
     bullets = record.get("small_description")
     bullets = bullets if isinstance(bullets, list) else [bullets]
     return ShopProduct(
@@ -83,7 +83,7 @@ def read_record(record: Any, extra: Mapping[str, Any] | None = None, human: Any 
         bullets=tuple(str(bullet) for bullet in bullets if bullet is not None),
         pricing=_pricing(record.get("pricing")),
         options=_options(record),
-        attributes=("DUMMY_ATTR",) if known is None else known,
+        attributes=("DUMMY_ATTR",) if attributes is None else attributes,
         category=_text(record, "category"),
         query=_text(record, "query").lower().strip(),
         product_category=_text(record, "product_category"),
