@@ -48,33 +48,21 @@ def _pair(first: str, a: Path, name: str, b: Path) -> dict[str, Any]:
         comparison = compare_runs(a, b)
     except ConfigError as error:
         return {"a": first, "b": name, "error": str(error), "tasks": 0}
+    fields = ("measure", "steps", "bounds")
+    head = {"a": first, "b": name, "error": None, **{field: getattr(comparison, field) for field in fields}}
+    head |= {"held": comparison.tasks[:2], "scored": comparison.chains, "tasks": 0}
     test = comparison.test
-    head = {
-        "a": first,
-        "b": name,
-        "error": None,
-        "measure": comparison.measure,
-        "steps": comparison.steps,
-        "held": comparison.tasks[:2],
-        "scored": comparison.chains,
-        "bounds": comparison.bounds,
-    }
     if test is None:
-        return {**head, "tasks": 0}
+        return head
+    figures = ("mean_a", "mean_b", "difference", "low", "high", "p_sign", "verdict")
     return {
         **head,
+        **{figure: getattr(test, figure) for figure in figures},
         "tasks": test.num_tasks,
-        "mean_a": test.mean_a,
-        "mean_b": test.mean_b,
-        "difference": test.difference,
-        "low": test.low,
-        "high": test.high,
         "p": test.p_permutation,
-        "p_sign": test.p_sign,
         "wins": test.better,
         "losses": test.worse,
         "ties": test.equal,
-        "verdict": test.verdict,
     }
 
 
