@@ -36,7 +36,7 @@ USER_FILE = "agentfly_user_"
 _registered: dict[str, dict[str, Any]] = {}
 
 
-def register(kind: str, name: str, thing: Any) -> None:
+def register(kind: str, name: str, thing: object) -> None:
     """Register an object under a name. A later registration replaces an earlier one, so a notebook cell can be run twice."""
     _registered.setdefault(kind, {})[name] = thing
 
@@ -84,7 +84,7 @@ def _load(target: str, name: str) -> Any:
     module_name, _, attribute = target.rpartition(":")
     module = _load_file(Path(module_name)) if module_name.endswith(".py") else _import(module_name, name)
     try:
-        thing: Any = module
+        thing: object = module
         for part in attribute.split("."):
             thing = getattr(thing, part)
         return thing

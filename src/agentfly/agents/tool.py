@@ -105,7 +105,7 @@ def _is_flat(call: ToolCall) -> bool:
     return call.error is None and _SCALARS.issuperset(map(type, call.arguments.values()))
 
 
-def _source_of(renderer: Any) -> Any:
+def _source_of(renderer: object) -> Any:
     """The renderer if it can render probes, else the text of its chat template for prompts with tools, else None."""
     if hasattr(renderer, "dialect_for"):
         return renderer

@@ -81,7 +81,7 @@ def check_engine(
     check_trained_sampling(sampling)
 
 
-def _kind(model: str | Path, kind: Any) -> str:
+def _kind(model: str | Path, kind: object) -> str:
     kinds = ["local", *plugins.names("engines")]
     if kind is not None and kind not in kinds:
         raise ConfigError(f"no engine is called {kind!r}; {_hint(str(kind), kinds)}")
@@ -97,7 +97,7 @@ def _hint(name: str, known: list[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}."
 
 
-def _already_open(model: Any, options: Mapping[str, Any]) -> tuple[Engine, Renderer | None]:
+def _already_open(model: object, options: Mapping[str, Any]) -> tuple[Engine, Renderer | None]:
     if not isinstance(model, Engine):
         raise ConfigError(f"a model is a name, a directory or an engine, not {type(model).__name__}")
     if options:

@@ -32,7 +32,7 @@ Bucket = list[tuple[str, torch.Tensor]]
 BUCKET_BYTES = 1 << 30
 
 
-def weight_buckets(model: Any, max_bytes: int = BUCKET_BYTES) -> Iterator[Bucket]:
+def weight_buckets(model: torch.nn.Module, max_bytes: int = BUCKET_BYTES) -> Iterator[Bucket]:
     """Yields the state dict of the equivalent model without adapters, in buckets of at most `max_bytes` or one tensor."""
     bucket: Bucket = []
     size = 0
@@ -47,7 +47,7 @@ def weight_buckets(model: Any, max_bytes: int = BUCKET_BYTES) -> Iterator[Bucket
 
 
 @torch.no_grad()
-def score_ids(model: Any, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
+def score_ids(model: torch.nn.Module, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
     """Log-probs of every id from the second on under a model."""
     inputs = torch.tensor([list(ids)], device=next(model.parameters()).device)
     with evaluating(model):

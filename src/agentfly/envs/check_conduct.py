@@ -260,7 +260,7 @@ Episode = tuple[Task, list[tuple[EnvCall, Any]]]
 """A task, and its calls with what each has returned, or with an exception."""
 
 
-def travels(value: Any, what: str) -> str:
+def travels(value: object, what: str) -> str:
     """The value as text, as it arrives at the other end. An exception is one word: its text may name another place."""
     if isinstance(value, BaseException):
         return "raised"

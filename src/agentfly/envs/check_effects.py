@@ -175,7 +175,7 @@ class Stopwatch:
     def __init__(self) -> None:
         self.longest: dict[str, float] = {}
 
-    def timed(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+    def timed(self, name: str, function: Callable[..., Any], *args: object) -> Any:
         waited, started = _waited(), time.perf_counter()
         try:
             return function(*args)
@@ -199,10 +199,10 @@ class TimedCoroutine:
     def __next__(self) -> Any:
         return self.send(None)
 
-    def send(self, value: Any) -> Any:
+    def send(self, value: object) -> Any:
         return self._watch.timed(self._name, self._coroutine.send, value)
 
-    def throw(self, *error: Any) -> Any:
+    def throw(self, *error: object) -> Any:
         return self._watch.timed(self._name, self._coroutine.throw, *error)
 
     def close(self) -> None:

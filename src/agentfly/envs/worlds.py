@@ -49,7 +49,7 @@ class World:
         method = inspect.getattr_static(self.cls, "conformance", None)
         if method is not None and not isinstance(method, staticmethod | classmethod):
             raise ConfigError(f"{where} is called without an instance: make it a @staticmethod")
-        arguments: Any = getattr(self.cls, "conformance", dict)()
+        arguments: object = getattr(self.cls, "conformance", dict)()
         if not isinstance(arguments, dict):
             raise ConfigError(f"{where} returns the arguments of check_env as a dict, not {type(arguments).__name__}")
         return dict(arguments)
@@ -122,14 +122,14 @@ def as_tasks(rows: Iterable[Task | Mapping[str, Any]]) -> list[Task]:
     return [row if isinstance(row, Task) else Task(str(number), (), dict(row)) for number, row in enumerate(rows)]
 
 
-def _belonging(kind: str, cls: Any) -> list[str]:
+def _belonging(kind: str, cls: type) -> list[str]:
     """In the order of the built-in table, which lists the main tool and task set first; plugins follow."""
     order = list(plugins.BUILTIN.get(kind, ()))
     names = sorted(plugins.names(kind), key=lambda name: order.index(name) if name in order else len(order))
     return [name for name in names if _belongs(kind, name, cls)]
 
 
-def _belongs(kind: str, name: str, cls: Any) -> bool:
+def _belongs(kind: str, name: str, cls: type) -> bool:
     if _same_folder(_module_of(kind, name), str(getattr(cls, "__module__", ""))):
         return True
     if kind == "tasks":
@@ -168,7 +168,7 @@ def _method_tool(cls: Any, name: str, method: Callable[..., Any]) -> Tool:
         for parameter in list(signature.parameters.values())[1:]
     ]
 
-    async def call(env: Any, **arguments: Any) -> Any:
+    async def call(env: object, **arguments: object) -> Any:
         value = getattr(env, name)(**arguments)
         return await value if inspect.isawaitable(value) else value
 

@@ -185,7 +185,7 @@ class _TextComparison:
 
     def __init__(self, checkpoints: list[Path], check: Check) -> None:
         self._check, self._compared, self._wrong = check, 0, 0
-        self._tokenizer: Any = None
+        self._tokenizer: object = None
         folders = [path for path in checkpoints if (path / "tokenizer_config.json").is_file()]
         if not folders:
             check.skipped = "no checkpoint has a tokenizer"

@@ -116,7 +116,7 @@ def _mergeable(layers: Sequence[Any]) -> bool:
     return len(kinds) == 1 and len({id(layer.weight) for layer in layers}) == len(layers)
 
 
-def _spans(model: Any) -> list[tuple[int, int, int]]:
+def _spans(model: torch.nn.Module) -> list[tuple[int, int, int]]:
     """The memory of each tensor of the model: (begin, end, id)."""
     tensors = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
     return [(t.data_ptr(), t.data_ptr() + t.numel() * t.element_size(), id(t)) for t in tensors.values() if not t.is_meta]

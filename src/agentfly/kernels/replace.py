@@ -70,7 +70,7 @@ def set_forward(module: Any, forward: Callable[..., Any]) -> None:
     module.forward = types.MethodType(forward, module)
 
 
-def restore(replica: Any) -> list[Any]:
+def restore(replica: torch.nn.Module) -> list[Any]:
     """Give every module its original forward back. Returns the modules that had another one."""
     restored = [module for module in replica.modules() if hasattr(vars(module).get("forward"), _MARK)]
     for module in restored:
@@ -133,12 +133,14 @@ def _replace_gate(module: Any, kernels: Any, gradients: bool) -> None:
     set_forward(module, forward)
 
 
-def _calls_rotary(module: Any) -> bool:
+def _calls_rotary(module: torch.nn.Module) -> bool:
     original = inspect.unwrap(type(module).forward)
     return inspect.isfunction(original) and ROTARY in original.__code__.co_names and callable(original.__globals__.get(ROTARY))
 
 
-def _replace_rotary(module: Any, kernels: Any, gradients: bool, defers: bool, made: dict[Any, Any], like: Tensor) -> None:
+def _replace_rotary(
+    module: torch.nn.Module, kernels: object, gradients: bool, defers: bool, made: dict[Any, Any], like: Tensor
+) -> None:
     """Rebuild the module's forward from the same code with another value of one global name."""
     kind = type(module).forward
     if kind not in made:

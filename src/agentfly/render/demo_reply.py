@@ -108,7 +108,7 @@ def same_calls(found: Sequence[ToolCall], wanted: Sequence[ToolCall]) -> bool:
     )
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

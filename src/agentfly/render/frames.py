@@ -74,7 +74,7 @@ class OpeningFrames:
         self._known: OrderedDict[Any, tuple[Frame | None, Any]] = OrderedDict()
         self._seen: OrderedDict[Any, Any] = OrderedDict()
 
-    def ids(self, messages: Sequence[Message], tools: Any) -> list[int] | None:
+    def ids(self, messages: Sequence[Message], tools: object) -> list[int] | None:
         """The ids of the first prompt of a chain, or None if it has no frame. `tools` are guarded."""
         *first, last = messages
         if last.role != "user" or last.name or self._skeletons.of(last.content) != ("",):
@@ -88,7 +88,7 @@ class OpeningFrames:
         frame = None if cached is None else cached[0]
         return None if frame is None or CUT in last.content else frame.ids(self._codec, last.content)
 
-    def _make(self, key: Any, messages: Sequence[Message], tools: Any) -> tuple[Frame | None, Any] | None:
+    def _make(self, key: object, messages: Sequence[Message], tools: object) -> tuple[Frame | None, Any] | None:
         if self._seen.get(key, self) is not tools:
             _keep(self._seen, key, tools)
             return None
@@ -134,7 +134,7 @@ class FramedTexts:
         return cached.copy()
 
 
-def _keep(known: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+def _keep(known: OrderedDict[Any, Any], key: object, value: object) -> None:
     known[key] = value
     if len(known) > _MAX_KNOWN:
         known.popitem(last=False)

@@ -380,7 +380,7 @@ def _plain(reply: Message) -> Message:
     return replace(reply, tool_calls=())
 
 
-def _remember(known: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+def _remember(known: OrderedDict[Any, Any], key: object, value: object) -> None:
     known[key] = value
     if len(known) > _MAX_KNOWN:
         known.popitem(last=False)

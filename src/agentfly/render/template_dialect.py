@@ -154,7 +154,7 @@ class Dialect:
         return text
 
     def _write_call(self, call: ToolCall, index: int) -> dict[str, Any]:
-        arguments: Any = self._codec.guard_data(call.arguments)
+        arguments: object = self._codec.guard_data(call.arguments)
         if self.format.arguments_text:
             arguments = json.dumps(arguments, ensure_ascii=False)
         function = {"name": self._codec.guard(call.name), "arguments": arguments}

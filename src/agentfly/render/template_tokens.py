@@ -65,7 +65,7 @@ class Codec:
         """The reply with a cut in every turn mark."""
         return self._cut(text, self._turn_pattern)
 
-    def guard_data(self, value: Any) -> Any:
+    def guard_data(self, value: object) -> Any:
         """`guard` for every string inside JSON-like data."""
         if isinstance(value, str):
             return self.guard(value)

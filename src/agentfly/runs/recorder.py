@@ -65,7 +65,7 @@ class Recorder:
     # ---- the run ---------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def running(self, **meta: Any) -> Iterator[None]:
+    def running(self, **meta: object) -> Iterator[None]:
         """Records who runs what while the body runs, and how it ended: "finished", or "stopped" with the reason."""
         now = self._clock()
         before = self.writer.store.meta()

@@ -459,7 +459,7 @@ def import_jsonl(path: str | Path) -> Iterator[tuple[int, str, Trajectory]]:
             yield data["step"], data["split"], from_json(data)
 
 
-def _where(**conditions: Any) -> tuple[str, tuple[Any, ...]]:
+def _where(**conditions: object) -> tuple[str, tuple[Any, ...]]:
     given = {
         name: clean_text(value) if isinstance(value, str) else value for name, value in conditions.items() if value is not None
     }

@@ -119,7 +119,7 @@ def policy_lr(job: Job) -> float:
     return job.config.train.lr_of(BILLION, job.config.lora.rank > 0)
 
 
-def algorithm(name: Any, job: Job) -> Mapping[str, Any]:
+def algorithm(name: object, job: Job) -> Mapping[str, Any]:
     if job.algorithm.name not in ESTIMATORS or not isinstance(name, str) or name != job.algorithm.name:
         raise Refusal(f"verl has no such algorithm; it can run {', '.join(ESTIMATORS)}")
     estimator, loss = ESTIMATORS[name]
@@ -246,7 +246,7 @@ def value_clip(value: float, job: Job) -> Mapping[str, Any]:
     return {"critic.cliprange_value": value or OFF, "critic.loss_agg_mode": "token-mean"}
 
 
-def optimizer(name: str, value: Any, job: Job) -> dict[str, Any]:
+def optimizer(name: str, value: object, job: Job) -> dict[str, Any]:
     """A key of the actor's optimizer and, if there is a critic, of the critic's."""
     return {f"{part}.optim.{name}": value for part in (ACTOR, *(("critic",) if job.algorithm.needs_critic else ()))}
 

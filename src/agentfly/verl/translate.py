@@ -39,7 +39,7 @@ class Override:
     """One hydra override and the config key that it comes from."""
 
     name: str
-    value: Any
+    value: object
     source: str
 
     def __str__(self) -> str:
@@ -129,7 +129,7 @@ def flatten(config: Config) -> dict[str, Any]:
     """Every key of the config by its dotted name."""
     flat: dict[str, Any] = {}
     for key, *_ in keys():
-        value: Any = config
+        value: object = config
         for part in key.split("."):
             value = getattr(value, part)
         flat[key] = value
@@ -204,7 +204,7 @@ def translate(job: Job) -> list[Override]:
     return [*overrides.values(), *(Override(name, value, OWN) for name, _, value in words)]
 
 
-def hydra_value(value: Any) -> str:
+def hydra_value(value: object) -> str:
     """Returns a value in the grammar of hydra's overrides."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]

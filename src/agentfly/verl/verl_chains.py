@@ -210,7 +210,7 @@ class SessionRunner:
             self._stop_run(error)
             raise
 
-    async def _run(self, client: Any, parameters: Mapping[str, Any], row: Mapping[str, Any], session: str) -> list[Row]:
+    async def _run(self, client: object, parameters: Mapping[str, Any], row: Mapping[str, Any], session: str) -> list[Row]:
         validates = row.get(SPLIT) == "validation"
         uid = (
             str(row["uid"]) if "session_id" in row else session

@@ -136,7 +136,7 @@ def attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     agentfly_metadata: Any = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Called by every layer: query [1, heads, tokens, head_dim], key and value [1, kv_heads, tokens, head_dim]."""
     check_attention(module, agentfly_metadata, kwargs, "the local engine cannot serve it")

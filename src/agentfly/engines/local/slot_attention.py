@@ -168,7 +168,7 @@ def attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     agentfly_metadata: Any = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Called by every layer: query [1, heads, tokens, head_dim], key and value [1, kv_heads, tokens, head_dim]."""
     check_attention(module, agentfly_metadata, kwargs, "the local engine cannot serve it")
@@ -225,7 +225,7 @@ def _attention_of(
     return torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype) @ values
 
 
-def forward(model: Any, ids: list[int], metadata: SlotMetadata, ends: list[int]) -> Tensor:
+def forward(model: torch.nn.Module, ids: list[int], metadata: SlotMetadata, ends: list[int]) -> Tensor:
     """Logits [ends, vocabulary] of a packed line of tokens, at the positions `ends` of the line."""
     keep = torch.tensor(ends, device=metadata.positions.device)
     out = model(

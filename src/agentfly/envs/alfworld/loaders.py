@@ -14,7 +14,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -102,7 +102,7 @@ def _load(name: str, file: str, line: int, stamp: int) -> Game:
     return _read_row(_parse(zlib.decompress(packed[line]), where), name, where)
 
 
-def _read_row(row: Any, name: str, where: str) -> Game:
+def _read_row(row: Mapping[str, Any], name: str, where: str) -> Game:
     if not isinstance(row, dict):
         raise DataError(f"{where}: a game is an object with fields, this is a {type(row).__name__}")
     problem = row.get("pddl_problem")

@@ -12,7 +12,6 @@ import builtins
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ...data import load_tasks, row_of
 from ...errors import AgentFlyError, DataError
@@ -66,7 +65,7 @@ def read_data(source: str, count: int | None = None) -> list[Task]:
     """The tasks of a data set, or of a file in the shape of MBPP, HumanEval or GSM8K (also gzipped)."""
     path = Path(source)
     if path.is_file() and path.suffix in (".jsonl", ".gz"):
-        first: Any = next(iter(read_lines(path)), (0, {}))[1]
+        first: object = next(iter(read_lines(path)), (0, {}))[1]
         keys = set(first) if isinstance(first, dict) else set()
         if isinstance(first, dict) and "####" in str(first.get("answer", "")):
             keys.add("worked")

@@ -72,7 +72,7 @@ def short_question(description: str) -> str:
     return f"Find {article} {match['what']}. Focus on it. Then move it to the {match['box']} in the {match['room']}."
 
 
-def check_task(task: Any) -> str:
+def check_task(task: object) -> str:
     if not isinstance(task, str) or task not in VARIATIONS:
         near = difflib.get_close_matches(str(task), VARIATIONS, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(VARIATIONS)}."

@@ -14,7 +14,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ def load_questions(path: str | Path) -> list[QuestionRow]:
     return rows
 
 
-def question_row(row: Any, place: int, where: str) -> QuestionRow:
+def question_row(row: Mapping[str, Any], place: int, where: str) -> QuestionRow:
     """One question with the fields that the world uses. `place` is its id if the row has none."""
     if not isinstance(row, dict):
         raise DataError(f"{where}: a question is an object with fields, this is a {type(row).__name__}")

@@ -42,7 +42,7 @@ def walk(fields: Mapping[str, Any]) -> Generator[NamedCall, str, str]:
     return str(subject)
 
 
-async def solve(env: Any, task: Task) -> str:
+async def solve(env: object, task: Task) -> str:
     """Play a task in an environment and return the answer."""
     plan = walk(task.fields)
     try:

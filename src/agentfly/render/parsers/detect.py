@@ -43,7 +43,7 @@ FAMILIES = (
 )
 
 
-def find_parser(renderer: Any, names: Iterable[str] = ()) -> Parser:
+def find_parser(renderer: object, names: Iterable[str] = ()) -> Parser:
     """The parser for the chat template that a renderer uses (or for the text of a template), set up as by `fit_parser`.
 
     Raises ConfigError if no parser reads what the template writes.
@@ -52,7 +52,7 @@ def find_parser(renderer: Any, names: Iterable[str] = ()) -> Parser:
     return fit_parser(_choose(source, ParserProbe(render)), renderer, names)
 
 
-def fit_parser(parser: Parser, renderer: Any, names: Iterable[str] = ()) -> Parser:
+def fit_parser(parser: Parser, renderer: object, names: Iterable[str] = ()) -> Parser:
     """A built-in parser with what is known here: the tools, and the marks of thinking and of prose found in the template."""
     if not isinstance(parser, CallParser):
         return parser
@@ -153,5 +153,5 @@ class _NoTokens:
 
     guard_reply = guard
 
-    def guard_data(self, value: Any) -> Any:
+    def guard_data(self, value: object) -> Any:
         return value

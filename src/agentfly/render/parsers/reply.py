@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from ...types import ToolCall, quick_init
 from .strict_json import BadJson, json_end, json_kind, load_json, load_object
@@ -314,7 +313,7 @@ def call_from_parts(name: str, arguments: str) -> ToolCall:
         return broken(name, str(error))
 
 
-def call_from_object(value: Any, key: str = "arguments") -> ToolCall:
+def call_from_object(value: object, key: str = "arguments") -> ToolCall:
     """A call from a decoded object.
 
     The keys may be `name` or `tool_name`, and `arguments` or `parameters`; the arguments may also be a string with JSON. The

@@ -27,7 +27,7 @@ def _property(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return schema_of_name if isinstance(schema_of_name, Mapping) else {}
 
 
-def _typed(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) -> Any:
+def _typed(value: object, schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) -> Any:
     parts = _parts(schema, root)
     kinds = {kind for part in parts for kind in _kinds(part)}
     if depth < MAX_DEPTH and isinstance(value, (dict, list)):

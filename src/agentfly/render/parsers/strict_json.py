@@ -62,7 +62,7 @@ def load_object(text: str) -> dict[str, Any]:
     return value
 
 
-def json_kind(value: Any) -> str:
+def json_kind(value: object) -> str:
     """The type of a value in words."""
     if value is None:
         return "null"

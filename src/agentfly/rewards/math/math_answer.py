@@ -129,7 +129,7 @@ _MONEY = re.compile(r"\$|\bdollars?\b", re.I)
 
 
 @FunctionReward
-def math_equal(prediction: str, answer: Any, question: Any = "", task: Task | None = None) -> float:
+def math_equal(prediction: str, answer: object, question: object = "", task: Task | None = None) -> float:
     """1 if the answer in the prediction and the field `answer` are the same mathematical value."""
     if not question and task is not None:
         question = next((message.content for message in reversed(task.messages) if message.role == "user"), "")
@@ -179,7 +179,7 @@ def find_answers(prediction: str, nesting: int = 0) -> list[str]:
     return _prose_answers(whole)
 
 
-def _agree(found: Sequence[str], reference: str, question: Any) -> bool:
+def _agree(found: Sequence[str], reference: str, question: object) -> bool:
     if len(found) == 1:
         return same_answer(found[0], reference, formed=True) and not _copied(found[0], reference, question)
     alike = all(same_answer(one, reference) for one in found)  # a working-out may stand before its result

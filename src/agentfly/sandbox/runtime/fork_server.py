@@ -205,7 +205,7 @@ class ForkServer:
     def send(self, message: dict[str, Any]) -> None:
         self.control.send(json.dumps(message).encode())
 
-    def send_exit(self, session: int, **facts: Any) -> None:
+    def send_exit(self, session: int, **facts: object) -> None:
         nothing = {"code": 0, "cpu_s": 0, "oom": False, "why": None, "limit": None, "error": None}
         self.send({"op": "exit", "id": session, **nothing, **facts})
 

@@ -167,7 +167,7 @@ class WatchdogProcess:
                 if home and not self.plan.mounts:
                     self.folders.append((home, 0))
 
-    def say(self, op: str, **facts: Any) -> None:
+    def say(self, op: str, **facts: object) -> None:
         self.outbox.append(json.dumps({"op": op, **facts}).encode())
         self.deliver()
 

@@ -7,11 +7,14 @@ a few tokens long there, so that a short text reaches beyond them. The weights a
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ....errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 MAX_WEIGHTS = 200_000_000
 MAX_LAYERS = 6
@@ -63,11 +66,11 @@ def make_miniature(config: Any, max_context: int | None = None) -> Any:
     raise ConfigError(f"no small config of the family {text.model_type} makes a model that runs{why}")
 
 
-def _attention(config: Any) -> str | None:
+def _attention(config: PretrainedConfig) -> str | None:
     return "eager" if getattr(config, "attn_logit_softcapping", None) else None
 
 
-def _speak_up(model: Any) -> None:
+def _speak_up(model: torch.nn.Module) -> None:
     """Draw matrices so wide that attention is not flat and logits are not small, and move what begins at zero or one."""
     for weight in model.parameters():
         if weight.ndim > 1 and weight.is_floating_point():

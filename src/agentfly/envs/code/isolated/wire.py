@@ -74,14 +74,14 @@ class NotData(ValueError):
     """The text or value is outside the grammar."""
 
 
-def pack(value: Any, keep: Callable[[Any], int] | None = None) -> Any:
+def pack(value: object, keep: Callable[[Any], int] | None = None) -> Any:
     """Returns `value` as JSON data. `keep` stores an object that is not plain and returns its number; without it, NotPlain."""
     if keep is not None and _has_more(value):
         return ["S", keep(value), _pack(value, keep)]
     return _pack(value, keep)
 
 
-def _has_more(value: Any) -> bool:
+def _has_more(value: object) -> bool:
     """Whether this is data of a class of the solution that adds attributes to those of the data."""
     kind = type(value)
     base = next((base for base in EXTENDED if issubclass(kind, base)), None)
@@ -165,7 +165,7 @@ def _pack_numpy(value: Any, keep: Callable[[Any], int] | None) -> Any:
 
 
 def unpack(
-    tree: Any,
+    tree: object,
     give: Callable[[int], Any],
     stream: Callable[[Any], Any] | None = None,
     arrays: bool = True,
@@ -174,7 +174,7 @@ def unpack(
     """Reverses `pack`. `give` returns the object of a number, `stream` makes an iterator of such an object, `extend` gives data
     the other attributes of such an object. Raises NotData."""
 
-    def value(tree: Any) -> Any:
+    def value(tree: object) -> Any:
         if tree is None or type(tree) in (bool, int, str):
             return tree
         if type(tree) is not list or not tree or type(tree[0]) is not str:
@@ -232,7 +232,7 @@ def _named(name: Any, fields: Any) -> Any:
     return collections.namedtuple(name, fields)
 
 
-def _number(number: Any) -> int:
+def _number(number: object) -> int:
     if type(number) is not int or not 0 <= number < 1 << 31:
         raise NotData("an object's number is not a number")
     return number
@@ -244,7 +244,7 @@ def _text(pattern: re.Pattern[str], text: Any) -> str:
     return text
 
 
-def _integer(tree: Any) -> int:
+def _integer(tree: object) -> int:
     if type(tree) is list and len(tree) == 2 and tree[0] == "i":
         return int(_text(_INTEGER, tree[1]), 16)
     if type(tree) is not int:
@@ -252,11 +252,11 @@ def _integer(tree: Any) -> int:
     return tree
 
 
-def _float(text: Any) -> float:
+def _float(text: object) -> float:
     return float(_text(_FLOAT, text))
 
 
-def _date(name: Any, *parts: Any) -> Any:
+def _date(name: Any, *parts: object) -> Any:
     kind, names = _DATES[name]
     numbers = [_integer(part) for part in parts]
     zone = numbers[len(names) :]

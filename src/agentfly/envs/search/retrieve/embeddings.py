@@ -11,9 +11,12 @@ import inspect
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 POOLINGS = ("auto", "mean", "cls", "lasttoken")
 OFFSET_MODELS = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer", "xlm-roberta-xl", "data2vec-text")
@@ -45,8 +48,8 @@ class TransformersEncoder:
         from transformers import AutoModel, AutoTokenizer
 
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-            self._model: Any = AutoModel.from_pretrained(str(folder), local_files_only=True).eval()
+            self._tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+            self._model: torch.nn.Module = AutoModel.from_pretrained(str(folder), local_files_only=True).eval()
         except Exception as error:  # the type of the error depends on the model
             what = " ".join(str(error).split())[:300]
             raise ConfigError(f"{folder}: cannot be opened as an embedding model: {type(error).__name__}: {what}") from error
@@ -112,7 +115,7 @@ def _stated_pooling(folder: Path) -> str:
     return said[0]
 
 
-def _positions(tokenizer: Any, config: Any) -> int:
+def _positions(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> int:
     """The most tokens that the model reads."""
     most = int(tokenizer.model_max_length)
     held = getattr(config, "max_position_embeddings", None)

@@ -12,7 +12,7 @@ text raises DataError with its line number.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def read_passages(path: str | Path) -> Iterator[tuple[int, Passage]]:
         yield number, to_passage(row, place, f"{path}: line {number}")
 
 
-def to_passage(row: Any, place: int, where: str) -> Passage:
+def to_passage(row: Mapping[str, Any], place: int, where: str) -> Passage:
     if not isinstance(row, dict):
         raise DataError(f"{where}: a passage is an object with fields, this is a {type(row).__name__}")
     given_id = next((row[name] for name in IDS if row.get(name) is not None), place)
@@ -75,7 +75,7 @@ def one_line(text: str) -> str:
     return " ".join(_CONTROL.sub(" ", clean(text)).split())
 
 
-def _joined(value: Any) -> str | None:
+def _joined(value: object) -> str | None:
     """The text of a string, of a list of paragraphs, or of paragraphs that are lists of sentences; None for other types."""
     if isinstance(value, str):
         return value

@@ -303,5 +303,5 @@ def _passages(text: str | None) -> list[Passage] | None:
         return None
 
 
-def _several(value: Any) -> list[str]:
+def _several(value: object) -> list[str]:
     return [str(each) for each in value if each] if isinstance(value, list) else [str(value)] if value else []

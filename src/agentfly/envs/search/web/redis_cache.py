@@ -59,7 +59,7 @@ class RedisCache:
     def close(self) -> None:
         self._client.close()
 
-    def _do(self, command: str, *args: Any, **options: Any) -> Any:
+    def _do(self, command: str, *args: object, **options: object) -> Any:
         if not self.usable:
             return None
         try:

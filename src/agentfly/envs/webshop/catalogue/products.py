@@ -104,7 +104,7 @@ def read_extra(value: Any) -> tuple[tuple[str, ...] | None, str | None, tuple[st
     return _texts(value, "attributes"), instruction, _texts(value, "instruction_attributes") or ()
 
 
-def read_human(value: Any) -> tuple[Mapping[str, Any], ...]:
+def read_human(value: object) -> tuple[Mapping[str, Any], ...]:
     """An entry of `items_human_ins`: instructions that people wrote."""
     if not isinstance(value, list):
         raise BadRecord(f"human instructions are a list, not {value!r:.40}")
@@ -122,7 +122,7 @@ def read_human(value: Any) -> tuple[Mapping[str, Any], ...]:
     return tuple(instructions)
 
 
-def read_nouns(value: Any) -> list[str]:
+def read_nouns(value: object) -> list[str]:
     """An entry of `title_nouns`."""
     if not isinstance(value, list) or not all(isinstance(noun, str) for noun in value):
         raise BadRecord(f"nouns are a list of words, not {value!r:.40}")
@@ -186,7 +186,7 @@ def _texts(record: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
     return tuple(map(str, value))
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: object) -> Any:
     """The value without unpaired surrogates: JSON can contain them, UTF-8 files cannot."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "replace").decode()
