@@ -215,7 +215,7 @@ async def leaves_no_mark(exam: Examination) -> None:
     states: list[dict[str, str]] = []
     output = ""
     try:
-        with check_effects.printed() as said:
+        with check_effects.printed() as said, check_effects.forgotten() as coroutines:
             for seed in (1, 2):
                 check_effects.restore(exam.before)
                 rng.seed(seed)
@@ -233,6 +233,8 @@ async def leaves_no_mark(exam: Examination) -> None:
     for task, was, now in zip(exam.tasks, exam.rows, fields_of(exam.tasks), strict=True):
         if was != now:
             raise Failed(f"it changes the fields of task {task.id}, which the chains of a group and the reward share")
+    if coroutines:
+        raise Failed(f"it calls {coroutines[0]} without `await`, so that it never runs")
     if output:
         raise Failed(f"it prints to stdout: {output[:80]!r}")
     if seeded := [name for name, state in states[0].items() if state == states[1].get(name)]:

@@ -6,21 +6,27 @@ long a call holds up the thread in which it runs; on Linux the time in which the
 
 from __future__ import annotations
 
+import asyncio
+import builtins
 import gc
 import io
+import json
 import locale
 import logging
 import os
 import random
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
+import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 
 def _umask() -> str:
@@ -28,6 +34,19 @@ def _umask() -> str:
         return next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("Umask"))
     except (OSError, StopIteration):
         return ""
+
+
+_SHARED = (asyncio, builtins, json, os, random, socket, subprocess, threading, time)
+
+
+def _functions() -> dict[str, object]:
+    """The public functions and classes of modules that all code of the process shares."""
+    return {
+        f"{module.__name__}.{name}": value
+        for module in _SHARED
+        for name, value in vars(module).items()
+        if callable(value) and not name.startswith("_")
+    }
 
 
 SETTINGS: dict[str, Callable[[], Any]] = {
@@ -42,6 +61,7 @@ SETTINGS: dict[str, Callable[[], Any]] = {
     "the level of the root logger": lambda: logging.getLogger().level,
     "sys.excepthook": lambda: sys.excepthook,
     "garbage collection": gc.isenabled,
+    "functions of the standard library": _functions,
 }
 
 
@@ -63,13 +83,45 @@ def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def restore(before: dict[str, Any]) -> None:
-    """Set the working directory and the environment variables as they were."""
+    """Set the working directory, the environment variables and the functions of the standard library as they were."""
     os.chdir(before["the working directory"])
     wanted = before["environment variables"]
     for name in [name for name in os.environ if name not in wanted]:
         del os.environ[name]
     os.environ.update(wanted)
     (gc.enable if before["garbage collection"] else gc.disable)()
+    functions = before["functions of the standard library"]
+    for module in _SHARED:
+        for name in vars(module).copy():
+            value = functions.get(f"{module.__name__}.{name}")
+            if value is not None and getattr(module, name) is not value:
+                setattr(module, name, value)
+
+
+@contextmanager
+def forgotten() -> Iterator[list[str]]:
+    """Collect the coroutines that are made and never awaited, as Python's warning names them. Other warnings are shown."""
+    names: list[str] = []
+    show = warnings.showwarning
+
+    def listen(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if category is RuntimeWarning and "was never awaited" in str(message):
+            names.append(str(message).split("'")[1])
+        else:
+            show(message, category, filename, lineno, file, line)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", ".* was never awaited", RuntimeWarning)
+        warnings.showwarning = listen
+        yield names
+        gc.collect()
 
 
 class GlobalRandom:

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from ..aio.deadline import Expired, within
-from ..errors import ConfigError, DeadlineError
+from ..errors import ConfigError, DeadlineError, ForeignExit
 from ..resources.backends.base import Instance
 from ..resources.backends.thread import LoopInstance, ThreadInstance
 from ..resources.spec import Spec
@@ -103,11 +103,13 @@ class Subject:
         return "step", {"action": chosen}
 
     async def attempt(self, call: EnvCall) -> Any:
-        """The result of a call, or the text of its exception. A missed deadline is raised."""
+        """The result of a call, or the text of its exception. A missed deadline and an exit of the program are raised."""
         try:
             return await self.act(call)
         except (DeadlineError, ConfigError):
             raise
+        except ForeignExit as error:
+            raise Failed(f"{call[0]} ends with {error}: raise ToolError for what the model did wrong") from error
         except Exception as error:  # noqa: BLE001 - what an environment raises is what a chain would see
             return f"{type(error).__name__}: {error}"
 
