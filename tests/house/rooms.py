@@ -113,7 +113,7 @@ IMPORT_BY_NAME = {
     "old_names.py": "names of version 0.1 that have moved: old_names.toml has them",
     "plugins.py": "registered names are texts until they are used",
     "resources/__init__.py": "the room's own modules",
-    "resources/backends/base.py": "the room's own modules",
+    "resources/instance.py": "the room's own modules",
     "kernels/__init__.py": "the room's own modules",
     "envs/code/isolated/judge.py": "modules that a task's tests import",
     "envs/code/isolated/plan.py": "modules that a task's tests import",
@@ -158,7 +158,6 @@ LONG_FUNCTIONS: dict[str, int] = {
 FOLDERS_IN_A_CIRCLE: dict[str, set[str]] = {
     "envs.webshop": {"catalogue", "shop"},
     "learn": {"algorithms", "experience", "learner", "model", "optim", "ranks"},
-    "resources": {"backends", "rpc", "spec"},
     "training": {"cluster", "ranks"},
 }
 SHARED_CLASS_NAMES: set[str] = {"Message", "Probe"}

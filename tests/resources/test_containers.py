@@ -17,7 +17,7 @@ from agentfly.resources import ResourceManager, Spec, spec_of
 from agentfly.resources.backends.bundle import bundle_of, hello_of
 from agentfly.resources.backends.container import LABEL, main_command, own_label, reap
 from agentfly.resources.backends.docker import Docker, DockerError
-from agentfly.resources.backends.options import ContainerOptions
+from agentfly.resources.placements import ContainerOptions
 from agentfly.resources.rpc.frames import NEW, FrameReader, pack_call, pack_hello
 
 from .fake_docker import FakeDocker

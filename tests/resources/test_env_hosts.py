@@ -21,7 +21,7 @@ from agentfly.errors import ConfigError, DeadlineError, ToolError, WorldError
 from agentfly.fleet.launcher import SCRIPT
 from agentfly.resources import Budget, ResourceManager, Spec, spec_of
 from agentfly.resources.backends.hosts import on_hosts
-from agentfly.resources.hosts import HostAddress, HostDirectory
+from agentfly.resources.directory import ServerAddress, ServerDirectory
 from agentfly.resources.rpc.frames import FrameReader, pack_message
 from agentfly.resources.rpc.host_server import HostServer, kind_from, kind_value
 
@@ -45,14 +45,14 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def hosts_of(*specs: Spec, count: int = 2) -> AsyncIterator[tuple[HostDirectory, list[HostServer]]]:
+async def hosts_of(*specs: Spec, count: int = 2) -> AsyncIterator[tuple[ServerDirectory, list[HostServer]]]:
     """Hosts in this event loop, and a directory that names them."""
     servers = [HostServer([kind_from(kind_value(spec)) for spec in specs], host="127.0.0.1", token=TOKEN) for _ in range(count)]
     try:
         for server in servers:
             await server.__aenter__()
-        addresses = [HostAddress(f"host {number}", server.url) for number, server in enumerate(servers)]
-        yield HostDirectory(TOKEN, addresses), servers
+        addresses = [ServerAddress(f"host {number}", server.url) for number, server in enumerate(servers)]
+        yield ServerDirectory(TOKEN, addresses), servers
     finally:
         for server in servers:
             await server.__aexit__(None, None, None)
@@ -70,7 +70,7 @@ async def pools_of(
         yield await stack.enter_async_context(manager), servers
 
 
-def without(directory: HostDirectory, name: str) -> list[HostAddress]:
+def without(directory: ServerDirectory, name: str) -> list[ServerAddress]:
     return [host for host in directory.counts if host.name != name]
 
 
@@ -184,7 +184,7 @@ def test_a_chain_waits_for_a_host_while_there_is_none() -> None:
                 asked = asyncio.ensure_future(manager.acquire([Board], TASK, "a", WAIT_S))
                 await asyncio.sleep(0.3)
                 assert not asked.done()
-                directory.update([HostAddress("gone", "ws://127.0.0.1:1"), host])  # one that cannot be reached is passed over
+                directory.update([ServerAddress("gone", "ws://127.0.0.1:1"), host])  # one that cannot be reached is passed over
                 lease = await asked
                 await lease.release()
                 assert servers[0].num_instances == 1
@@ -305,12 +305,12 @@ def test_a_reset_that_fails_and_a_start_that_fails_are_told() -> None:
 )
 def test_what_cannot_live_on_a_host_is_refused(spec: Callable[[], Spec], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        on_hosts(spec(), HostDirectory(TOKEN))
+        on_hosts(spec(), ServerDirectory(TOKEN))
 
 
 def test_environments_of_a_server_stay_there() -> None:
     spec = spec_of(Board, placement="http", url="ws://127.0.0.1:1")
-    assert on_hosts(spec, HostDirectory(TOKEN)) is spec
+    assert on_hosts(spec, ServerDirectory(TOKEN)) is spec
 
 
 def test_a_wrong_token_is_refused() -> None:
@@ -380,7 +380,7 @@ def test_the_program_says_where_it_lends_reports_and_stops() -> None:
         assert trainer.next("status") == {"instances": 0}
 
         async def main() -> None:
-            directory = HostDirectory(TOKEN, [HostAddress("host", url)])
+            directory = ServerDirectory(TOKEN, [ServerAddress("host", url)])
             async with ResourceManager(None, on_hosts(spec, directory)) as manager, manager.lease([Worker], TASK) as lease:
                 assert await lease[Worker].pid() not in (os.getpid(), process.pid)
                 while (await asyncio.to_thread(trainer.next, "status"))["instances"] != 1:
@@ -426,7 +426,7 @@ def test_a_host_whose_event_loop_is_blocked_still_beats_and_sends_no_status() ->
         url = trainer.next("reply")
 
         async def main() -> None:
-            directory = HostDirectory(TOKEN, [HostAddress("host", url)])
+            directory = ServerDirectory(TOKEN, [ServerAddress("host", url)])
             async with ResourceManager(None, on_hosts(spec, directory)) as manager, manager.lease([Board], TASK) as lease:
                 blocked = asyncio.ensure_future(lease[Board].block(5.0))
                 while await asyncio.to_thread(kinds_in_a_second, trainer) != {"beat"}:

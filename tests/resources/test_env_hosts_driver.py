@@ -21,7 +21,7 @@ from agentfly.fleet.bare import software
 from agentfly.fleet.node_launcher import NodeLauncher
 from agentfly.resources import ResourceManager, spec_of
 from agentfly.resources.backends.hosts import on_hosts
-from agentfly.resources.hosts import HostDirectory
+from agentfly.resources.directory import ServerDirectory
 from agentfly.training.cluster.env_hosts import EnvHosts
 
 from .test_env_hosts import run, until
@@ -131,7 +131,7 @@ def env_hosts(cluster: LocalCluster, spec: Any, count: int, **settings: Any) -> 
 def test_a_host_that_dies_is_placed_again_and_every_process_hears_of_it(how: signal.Signals) -> None:
     spec, cluster = spec_of(Board, max=6), LocalCluster()
     notes: list[str] = []
-    other = HostDirectory()  # of another process that runs chains
+    other = ServerDirectory()  # of another process that runs chains
 
     async def main() -> None:
         hosts = env_hosts(cluster, spec, 2, health_s=2.0, note=notes.append, on_change=other.take)

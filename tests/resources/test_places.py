@@ -16,7 +16,7 @@ from agentfly.errors import ConfigError
 from agentfly.resources import ResourceManager, spec_of
 from agentfly.resources.backends.bundle import PACKAGE, bundle_of
 from agentfly.resources.backends.container import LABEL, container_config, enroot_command, is_dead, own_label
-from agentfly.resources.backends.options import ContainerOptions
+from agentfly.resources.placements import ContainerOptions
 from agentfly.testing import ByteRenderer, ScriptedEngine
 
 from .worlds import Board, Worker

@@ -22,9 +22,9 @@ from typing import Any
 from ..aio.deadline import Expired, within
 from ..errors import ConfigError, DeadlineError, WorldError, contained
 from ..types import Task
-from .backends.base import backend_of
 from .claims import Claims
 from .gauge import Gauge
+from .instance import backend_of
 from .lease import EnvKind, Handle, Lease, Slot
 from .pool import Pool
 from .spec import Budget, Spec, failure_of, make_ready, ready_of, spec_of

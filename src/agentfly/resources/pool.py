@@ -31,8 +31,8 @@ from typing import Any, Protocol
 from ..aio.deadline import within
 from ..aio.wait_line import Waiter, WaitLine
 from ..errors import ConfigError, WorldError
-from .backends.base import Instance, backend_of
 from .gauge import Gauge
+from .instance import Instance, backend_of
 from .lease import Handle, Slot
 from .spec import Spec, failure_of
 

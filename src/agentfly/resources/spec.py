@@ -18,7 +18,7 @@ from ..aio.deadline import Expired, within
 from ..errors import AgentFlyError, ConfigError, DeadlineError, WorldError, blame
 from ..schema import Name, check_fields, setting
 from ..types import Task
-from .backends.options import OPTIONS, PlacementOptions, read_placement
+from .placements import OPTIONS, PlacementOptions, read_placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class Spec:
     `cost`, `reusable`, `max_chains`   see `Cost`; single use if not reusable; how many chains share an instance
     `placement`                "loop", "thread", "process", "sandbox", "container" or "http"; `per_process` instances share
                                one worker process, sandbox or container
-    `place`                    options of the placement: see `backends.options`
+    `place`                    options of the placement: see `placements`
     `max`, `min_warm`          the most and the fewest instances of the pool (`max` left out: 64, or what the budget holds)
     `idle_s`                   an instance beyond `min_warm` that is idle for so long is closed
     `max_uses`, `max_age_s`, `max_growth_mb`     when an instance is closed and replaced (growth: of a worker process)

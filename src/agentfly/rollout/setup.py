@@ -17,7 +17,7 @@ from ..errors import ConfigError
 from ..protocols import Engine, Renderer
 from ..resources import Budget, ResourceManager, Spec, spec_of
 from ..resources.backends.hosts import on_hosts
-from ..resources.hosts import HostDirectory
+from ..resources.directory import ServerDirectory
 from ..resources.spec import check_settings
 from ..rewards import Reward
 from ..tools import Tool
@@ -91,7 +91,7 @@ async def open_environments(
     max_concurrency: int | None,
     *,
     share: tuple[int, int] = (0, 1),
-    hosts: HostDirectory | None = None,
+    hosts: ServerDirectory | None = None,
 ) -> AsyncIterator[Plan]:
     """Yields the plan with an admission controller and, if the agent uses environments, with a resource manager.
 

@@ -11,13 +11,13 @@ import asyncio
 from typing import Any
 
 from ...errors import ConfigError, WorldError
-from ..hosts import HostAddress, HostDirectory
+from ..directory import ServerAddress, ServerDirectory
+from ..instance import Backend, Instance
+from ..placements import HostsOptions
 from ..rpc import websocket_limits
 from ..rpc.frames import DROP, NEW, Reply
 from ..spec import Spec, importable, ready_of, spec_of
-from .base import Backend, Instance
 from .http import CONNECT_S, HttpWorker, open_socket
-from .options import HostsOptions
 from .remote import WorkerInstance
 
 PING_S = 20.0
@@ -26,7 +26,7 @@ MAX_BATCH = 1 << 20
 """Frames that are sent in one tick of the event loop go into one WebSocket message, up to so many bytes."""
 
 
-def on_hosts(spec: Spec, directory: HostDirectory) -> Spec:
+def on_hosts(spec: Spec, directory: ServerDirectory) -> Spec:
     """The spec of a pool whose instances live on hosts, where their own placement is that of `spec`.
 
     Placement `http` stays: its environments are on a server already. Raises ConfigError if a host could not import the
@@ -54,7 +54,7 @@ class HostWorker(HttpWorker):
     kind = "environment host"
     limits = None
 
-    def __init__(self, spec: Spec, directory: HostDirectory, host: HostAddress) -> None:
+    def __init__(self, spec: Spec, directory: ServerDirectory, host: ServerAddress) -> None:
         super().__init__(spec, host)
         self.directory, self.host, self.kind = directory, host, host.name
         self.started = False
@@ -113,7 +113,7 @@ class HostInstance(WorkerInstance):
 
     async def start(self) -> None:
         """Start on the host with the fewest instances. If that host is lost meanwhile, start on another."""
-        failed: set[HostAddress] = set()
+        failed: set[ServerAddress] = set()
         while True:
             worker = self._worker = await self._backend.assign(self, failed)
             try:
@@ -168,14 +168,14 @@ class HostsBackend(Backend):
         super().__init__(spec)
         options = spec.in_place
         assert isinstance(options, HostsOptions)
-        self.directory: HostDirectory = options.directory
-        self._workers: dict[HostAddress, HostWorker] = {}
+        self.directory: ServerDirectory = options.directory
+        self._workers: dict[ServerAddress, HostWorker] = {}
         websocket_limits.websockets()
 
     def create(self, number: int) -> Instance:
         return HostInstance(self, number)
 
-    async def assign(self, instance: HostInstance, avoid: set[HostAddress]) -> HostWorker:
+    async def assign(self, instance: HostInstance, avoid: set[ServerAddress]) -> HostWorker:
         """The connection to the host for a new instance; it is opened by the first one."""
         host = await self.directory.choose(avoid)
         worker = self._workers.get(host)

@@ -12,10 +12,10 @@ from typing import Any
 
 from ...errors import ConfigError, WorldError
 from ...net.guard import token_from
+from ..placements import HttpOptions
 from ..rpc import websocket_limits
 from ..rpc.client import Worker
 from ..rpc.frames import MAX_FRAME, SANDBOXED, FrameLimits
-from .options import HttpOptions
 from .remote import RemoteBackend
 
 CONNECT_S = 30.0

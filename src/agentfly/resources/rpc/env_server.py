@@ -28,7 +28,7 @@ from ...errors import ConfigError, DeadlineError, WorldError
 from ...net.address import url_of
 from ...net.guard import Guard
 from ...net.server import HalfOpen
-from ..backends.base import Instance, backend_of
+from ..instance import Instance, backend_of
 from ..spec import Spec, make_ready, ready_of, spec_of
 from . import websocket_limits
 from .frames import DROP, GET, HELLO_ID, NEW, SERVED, BadFrame, Call, FrameReader, pack_error, pack_reply, pack_value

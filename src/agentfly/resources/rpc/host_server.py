@@ -25,7 +25,7 @@ from ... import plugins
 from ...aio.deadline import Expired, within
 from ...errors import ConfigError, DeadlineError, WorldError
 from ...types import Task
-from ..backends.base import Backend, Instance, backend_of
+from ..instance import Backend, Instance, backend_of
 from ..spec import Spec, importable, make_ready, ready_of, spec_of
 from .env_server import BAD_DATA, GuardedServer
 from .frames import DROP, GET, HELLO_ID, NEW, SERVED, BadFrame, Call, FrameReader, pack_error, pack_reply, pack_value

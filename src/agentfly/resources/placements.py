@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, Literal, get_args
 
-from ...errors import ConfigError
-from ...net.address import is_url
-from ...schema import Name, Rule, check_fields, setting
-from ..hosts import HostDirectory
+from ..errors import ConfigError
+from ..net.address import is_url
+from ..schema import Name, Rule, check_fields, setting
+from .directory import ServerDirectory
 
 LocalTier = Literal["namespace", "landlock", "process"]
 """Strongest first."""
@@ -120,7 +120,7 @@ class HttpOptions:
 class HostsOptions:
     """Placement `hosts`: on the environment hosts of a cluster. A run sets it (`cluster.env_hosts`), a config cannot.
 
-    `directory`    the `HostDirectory` of this process
+    `directory`    the `ServerDirectory` of this process
     `inside`       the `Spec` of the instances on a host
     """
 
@@ -129,7 +129,7 @@ class HostsOptions:
     limit_s: None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.directory, HostDirectory):
+        if not isinstance(self.directory, ServerDirectory):
             raise ConfigError("placement 'hosts' is set by cluster.env_hosts, which starts the hosts: remove it")
 
 

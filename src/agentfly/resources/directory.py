@@ -1,9 +1,9 @@
-"""The environment hosts that a process may use: `HostDirectory`, which pools consult for each new instance.
+"""The environment hosts that a process may use: `ServerDirectory`, which pools consult for each new instance.
 
 The driver of a run starts the hosts, notices when one is lost, and starts another (`training.cluster.env_hosts`). Each process
 that runs chains has a directory, which the driver keeps up to date:
 
-    driver --update(hosts, lost)--> HostDirectory --choose--> placement `hosts`: a new instance on the host with the fewest
+    driver --update(hosts, lost)--> ServerDirectory --choose--> placement `hosts`: a new instance on the host with the fewest
                                          `--end(why)--------> the connections to a host that is lost
 """
 
@@ -21,7 +21,7 @@ AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class HostAddress:
+class ServerAddress:
     """One environment host. `attempt` tells a host that was started again from the one before."""
 
     name: str
@@ -36,14 +36,14 @@ class Ends(Protocol):
         """Close it, and fail what waits for it with this reason."""
 
 
-class HostDirectory:
+class ServerDirectory:
     """The live hosts, and how many instances this process has on each. Belongs to the event loop that uses it."""
 
-    def __init__(self, token: str = "", hosts: Iterable[HostAddress] = ()) -> None:
+    def __init__(self, token: str = "", hosts: Iterable[ServerAddress] = ()) -> None:
         self.token = token
-        self.counts: dict[HostAddress, int] = {}
-        self._surplus: dict[HostAddress, int] = {}
-        self._connections: dict[HostAddress, set[Ends]] = {}
+        self.counts: dict[ServerAddress, int] = {}
+        self._surplus: dict[ServerAddress, int] = {}
+        self._connections: dict[ServerAddress, set[Ends]] = {}
         self.serial = 0
         """Rises with each change at the driver."""
         self._failure: str | None = None
@@ -52,7 +52,7 @@ class HostDirectory:
 
     # ---- for the driver
 
-    def update(self, hosts: Iterable[HostAddress], lost: Mapping[str, str] | None = None) -> None:
+    def update(self, hosts: Iterable[ServerAddress], lost: Mapping[str, str] | None = None) -> None:
         """These hosts are alive. Connections to all others end; `lost` says why, by the name of a host."""
         before, self.counts = self.counts, {}
         known = set(before)
@@ -95,14 +95,14 @@ class HostDirectory:
         if value["serial"] < self.serial:
             return
         self.token = value["token"]
-        self.update([HostAddress(*host) for host in value["hosts"]], value["lost"])
+        self.update([ServerAddress(*host) for host in value["hosts"]], value["lost"])
         if value["failure"] is not None:
             self.fail(ConfigError(value["failure"]))
         self.serial = value["serial"]
 
     # ---- for the placement
 
-    async def choose(self, avoid: Collection[HostAddress] = ()) -> HostAddress:
+    async def choose(self, avoid: Collection[ServerAddress] = ()) -> ServerAddress:
         """The live host with the fewest instances of this process, which has one more now. Waits until there is a host.
 
         Hosts in `avoid` are tried again after a pause. The caller puts a deadline around it, and calls `leave` in the end.
@@ -123,23 +123,23 @@ class HostDirectory:
             except TimeoutError:
                 continue
 
-    def leave(self, host: HostAddress) -> None:
+    def leave(self, host: ServerAddress) -> None:
         """An instance on this host is closed, or was not started."""
         if host in self.counts:
             self.counts[host] -= 1
 
-    def gives_up(self, host: HostAddress) -> bool:
+    def gives_up(self, host: ServerAddress) -> bool:
         """Whether an instance on this host is to be closed when no chain uses it, so that its successor goes to a new host."""
         more = self._surplus.get(host, 0)
         if more > 0:
             self._surplus[host] = more - 1
         return more > 0
 
-    def connected(self, host: HostAddress, connection: Ends) -> None:
+    def connected(self, host: ServerAddress, connection: Ends) -> None:
         """`connection` ends when the host is lost."""
         self._connections.setdefault(host, set()).add(connection)
 
-    def disconnected(self, host: HostAddress, connection: Ends) -> None:
+    def disconnected(self, host: ServerAddress, connection: Ends) -> None:
         """The connection has ended."""
         known = self._connections.get(host, set())
         known.discard(connection)
