@@ -16,13 +16,15 @@ from typing import Any
 
 import pytest
 
+from agentfly.cli.envs import read_options
 from agentfly.errors import ConfigError, ForeignExit, MissingExtra, WorldError
 from agentfly.net.guard import token_from
 from agentfly.resources import ResourceManager, spec_of
 from agentfly.resources.backends.http import open_socket
 from agentfly.resources.rpc import env_server, websocket_limits
-from agentfly.resources.rpc.env_server import EnvServer, default_placement, read_options
+from agentfly.resources.rpc.env_server import EnvServer
 from agentfly.resources.rpc.frames import HELLO_ID, FrameReader, Reply, pack_call, pack_value
+from agentfly.resources.rpc.served_kind import default_placement
 
 from .worlds import TASK, Board, Sickly, Worker
 

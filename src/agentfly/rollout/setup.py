@@ -16,7 +16,7 @@ from ..engines import open_engine
 from ..errors import ConfigError
 from ..protocols import Engine, Renderer
 from ..resources import Budget, ResourceManager, Spec, spec_of
-from ..resources.backends.hosts import on_hosts
+from ..resources.backends.http import on_servers
 from ..resources.directory import ServerDirectory
 from ..resources.spec import check_settings
 from ..rewards import Reward
@@ -101,7 +101,7 @@ async def open_environments(
     together = most_in_flight(plan.engine, max_concurrency)
     kinds = environment_kinds(agent, together, share)
     if hosts is not None:
-        kinds = [on_hosts(kind, hosts) for kind in kinds]
+        kinds = [on_servers(kind, hosts) for kind in kinds]
     if not kinds:
         yield replace(plan, admission=controller(plan, together))
         return

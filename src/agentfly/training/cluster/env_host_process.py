@@ -1,4 +1,4 @@
-"""What runs in the process of an environment host: it lends instances through `resources.rpc.host_server`.
+"""What runs in the process of an environment host: it lends instances through `resources.rpc.env_server`.
 
     hello --> "open" {kinds, token}: try out every kind, listen --> reply: the address --> lend, "status" {instances} --> "stop"
 
@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...fleet.link import Connection, Message
-from ...resources.rpc.host_server import HostServer, kind_from
+from ...resources.rpc.env_server import EnvServer
+from ...resources.rpc.served_kind import kind_from
 
 STATUS_S = 0.25
 
@@ -34,12 +35,12 @@ async def _serve(ticket: Mapping[str, Any]) -> None:
     if opening.kind == "stop":
         return
     try:
-        kinds = map(kind_from, opening.value["kinds"])
-        async with HostServer(kinds, host=ticket["here"], token=opening.value["token"]) as server:
+        kinds = [kind_from(value) for value in opening.value["kinds"]]
+        async with EnvServer(kinds, most=None, host=ticket["here"], token=opening.value["token"]) as server:
             connection.send("reply", opening.id, server.url)
             message = None
             while message is None or message.kind != "stop":
-                connection.send("status", 0, {"instances": server.num_instances})
+                connection.send("status", 0, {"instances": server.lent})
                 try:
                     async with asyncio.timeout(STATUS_S):
                         message = await inbox.get()

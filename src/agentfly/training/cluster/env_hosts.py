@@ -27,7 +27,7 @@ from ...fleet.node_launcher import NodeLauncher
 from ...fleet.ray_cluster import Share
 from ...resources import Spec
 from ...resources.directory import ServerAddress, ServerDirectory
-from ...resources.rpc.host_server import kind_value
+from ...resources.rpc.served_kind import kind_value
 from ...resources.spec import READY_S
 from ...rollout import Plan, open_environments
 from ...rollout.setup import RunnableAgent, environment_kinds
