@@ -140,7 +140,6 @@ LONG_FILES: dict[str, int] = {
     "learn/learner.py": 764,
     "learn/ranks/learner.py": 523,
     "render/template_marks.py": 537,
-    "resources/manager.py": 511,
     "rollout/chain.py": 456,
     "runs/query.py": 611,
     "runs/store.py": 498,
