@@ -96,7 +96,7 @@ class LocalCluster:
     room: bool = True
     lock: Any = field(default_factory=threading.Lock)
 
-    def place(self, name: str, share: Any, *, avoid: Collection[str] = (), timeout_s: float = 60.0) -> LocalHost:
+    def reserve(self, name: str, share: Any, *, avoid: Collection[str] = (), timeout_s: float = 60.0) -> LocalHost:
         with self.lock:
             if not self.room:
                 raise EngineError(f"no node is free for {name}")

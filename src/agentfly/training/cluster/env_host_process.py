@@ -8,6 +8,7 @@ The status is sent by the event loop, so an environment that blocks it does not 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import traceback
 from collections.abc import Mapping
@@ -38,14 +39,12 @@ async def _serve(ticket: Mapping[str, Any]) -> None:
         kinds = [kind_from(value) for value in opening.value["kinds"]]
         async with EnvServer(kinds, most=None, host=ticket["here"], token=opening.value["token"]) as server:
             connection.send("reply", opening.id, server.url)
-            message = None
-            while message is None or message.kind != "stop":
+            stopped = False
+            while not stopped:
                 connection.send("status", 0, {"instances": server.lent})
-                try:
+                with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(STATUS_S):
-                        message = await inbox.get()
-                except TimeoutError:
-                    continue
+                        stopped = (await inbox.get()).kind == "stop"
     except Exception as error:  # noqa: BLE001 - the trainer raises it, and ends this process
         connection.send("error", opening.id, [type(error).__name__, str(error), traceback.format_exc()])
         await inbox.get()

@@ -24,7 +24,7 @@ from ...fleet.launcher import Launcher
 from ...fleet.link import Message
 from ...fleet.member import Member, MemberLost
 from ...fleet.node_launcher import NodeLauncher
-from ...fleet.ray_cluster import Share
+from ...fleet.reservation import Share
 from ...resources import Spec
 from ...resources.directory import ServerAddress, ServerDirectory
 from ...resources.rpc.served_kind import kind_value
@@ -77,9 +77,8 @@ class EnvHosts(Role[HostMember]):
         self.fleet: Fleet[HostMember] = Fleet(
             launcher, self, count, health_s=health_s, start_s=READY_S, address=address, note=note
         )
-        self.stuck_s = stuck_s
+        self.stuck_s, self._on_change = stuck_s, on_change
         self.directory = ServerDirectory(secrets.token_hex(32))
-        self._on_change = on_change
         self._kinds = [kind_value(kind) for kind in kinds]
         self._names = ", ".join(kind.name for kind in kinds)
         self._losses: dict[str, str] = {}
