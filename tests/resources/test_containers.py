@@ -159,7 +159,7 @@ def test_a_container_that_is_removed_from_outside_is_a_world_failure_and_is_repl
 
 def test_mounted_code_needs_no_package_of_the_image_and_msgpack_works_without_its_compiled_part(tmp_path: Path) -> None:
     spec = spec_of(Board, placement="container", image="img")
-    bundle, options = bundle_of(spec), spec.in_place
+    bundle, options = bundle_of(spec), spec.placement_options
     assert isinstance(options, ContainerOptions)
     copy = tmp_path / "packages" / "msgpack"
     shutil.copytree(bundle.packages[0], copy, ignore=shutil.ignore_patterns("*.so", "*.pyd", "__pycache__"))

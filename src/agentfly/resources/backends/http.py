@@ -58,7 +58,7 @@ class ServerConnection(Worker):
 
     def __init__(self, backend: HttpBackend, address: ServerAddress) -> None:
         self.limits = None if backend.of_fleet else SANDBOXED._replace(frame=MAX_FRAME)
-        super().__init__(backend.spec, backend.spec.in_place)
+        super().__init__(backend.spec, backend.spec.placement_options)
         self.directory, self.address, self.kind = backend.directory, address, address.name
         self.ping_s = backend.ping_s
         self.started = False
@@ -201,7 +201,7 @@ class HttpBackend(Backend):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__(spec)
-        options = spec.in_place
+        options = spec.placement_options
         websocket_limits.websockets()
         self.of_fleet = isinstance(options, FleetOptions)
         self.ping_s = PING_S

@@ -115,7 +115,7 @@ class RemoteBackend(Backend):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__(spec)
-        self.options: Any = spec.in_place
+        self.options: Any = spec.placement_options
         self._workers: list[Worker] = []
         try:
             self.check_usable()
