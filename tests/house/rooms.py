@@ -32,7 +32,7 @@ ROOMS = {
     "protocols": Room(2, 90),
     "aio": Room(2, 750),
     "codec": Room(2, 140),
-    "net": Room(2, 530),
+    "net": Room(2, 550),
     "plugins": Room(2, 88),
     "recipes": Room(2, 91),
     "data": Room(3, 250),

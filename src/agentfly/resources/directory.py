@@ -1,7 +1,7 @@
 """The environment servers that a process may use: `ServerDirectory`, which pools consult for each new instance.
 
-The driver of a run starts the servers, notices when one is lost, and starts another (`training.cluster.env_hosts`). Each process
-that runs chains has a directory, which the driver keeps up to date. The directory of placement `http` never changes.
+The driver of a run starts the servers, notices when one is lost, and starts another (`training.cluster.env_hosts`). Each
+process that runs chains has a directory, which the driver keeps up to date. The directory of placement `http` never changes.
 
     driver --update(servers, lost)--> ServerDirectory --choose--> a new instance on the server with the fewest
                                            `--end(why)----------> the connections to a server that is lost
@@ -129,7 +129,7 @@ class ServerDirectory:
             self.counts[server] -= 1
 
     def gives_up(self, server: ServerAddress) -> bool:
-        """Whether an instance on this server is to be closed when no chain uses it, so that its successor goes to a new server."""
+        """Whether an instance on this server is to be closed when no chain uses it, so that its successor goes to a new one."""
         more = self._surplus.get(server, 0)
         if more > 0:
             self._surplus[server] = more - 1
@@ -141,7 +141,7 @@ class ServerDirectory:
 
     def disconnected(self, server: ServerAddress, connection: Ends) -> None:
         """The connection has ended."""
-        known = self._connections.get(server, set())
-        known.discard(connection)
-        if not known:
+        connections = self._connections.get(server, set())
+        connections.discard(connection)
+        if not connections:
             self._connections.pop(server, None)
