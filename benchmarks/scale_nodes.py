@@ -141,7 +141,8 @@ class Benchmark:
 
     async def run(self) -> None:
         from agentfly.fleet.node_launcher import NodeLauncher
-        from agentfly.fleet.ray_cluster import Cluster, Share
+        from agentfly.fleet.ray_cluster import Cluster
+        from agentfly.fleet.reservation import Share
         from agentfly.training.cluster.env_hosts import EnvHosts
 
         began = time.perf_counter()

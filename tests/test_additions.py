@@ -157,7 +157,7 @@ def add_placement(copy: Copy) -> None:
         f"resources/backends/{NAME}.py",
         "from .thread import ThreadBackend\n\n\nclass SampleBackend(ThreadBackend):\n    pass\n",
     )
-    copy.insert("resources/backends/options.py", '"loop": (', f'    "{NAME}": ("{NAME}:SampleBackend", None),\n')
+    copy.insert("resources/placements.py", '"loop": (', f'    "{NAME}": ("{NAME}:SampleBackend", None),\n')
 
 
 def add_check(copy: Copy) -> None:

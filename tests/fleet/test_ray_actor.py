@@ -37,7 +37,7 @@ def test_the_actor_works_on_a_node_without_agentfly(tmp_path: Path) -> None:
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:
-        (tmp_path / "actor.pkl").write_bytes(cloudpickle.dumps(ray_actor.HostActor))
+        (tmp_path / "actor.pkl").write_bytes(cloudpickle.dumps(ray_actor.NodeActor))
     finally:
         for module in modules:
             cloudpickle.unregister_pickle_by_value(module)

@@ -15,7 +15,7 @@ pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'ag
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import agentfly.net.server as server_module
@@ -34,7 +34,11 @@ async def fail(request: Request) -> JSONResponse:
     raise RuntimeError("a bug")
 
 
-APP = Starlette(routes=[Route("/", size, methods=["GET", "POST"]), Route("/fail", fail)])
+async def large(request: Request) -> Response:
+    return Response(bytes(16 << 20))
+
+
+APP = Starlette(routes=[Route("/", size, methods=["GET", "POST"]), Route("/fail", fail), Route("/large", large)])
 
 
 def serve(body: Callable[[WebServer], Awaitable[Any]], **options: Any) -> Any:
@@ -201,3 +205,39 @@ def test_connections_without_a_request_take_no_place_of_others(said: bytes) -> N
         return statuses, ended
 
     assert serve(body, max_connections=2) == ([200, 200, 503], 25)
+
+
+def test_a_head_that_arrives_byte_by_byte_ends_at_the_same_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "READ_S", 0.5)
+
+    async def body(server: WebServer) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        reading = asyncio.create_task(reader.read())
+        writer.write(b"GET / HTTP/1.1\r\nX: ")
+        while not reading.done():
+            writer.write(b"a")
+            await asyncio.sleep(0.01)
+        writer.close()
+
+    serve(body)
+
+
+def test_clients_that_read_no_answer_are_disconnected_and_keep_no_other_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "READ_S", 1.0)
+
+    async def body(server: WebServer) -> None:
+        writers = []
+        for _ in range(8):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+            writer.write(b"GET /large HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 100)
+            writers.append(writer)
+            await reader.readexactly(1)  # the answer has begun; the stream reads no further than its limit
+        async with httpx.AsyncClient(timeout=DEADLINE_S) as client:
+            while (await client.get(server.url)).status_code != 200:
+                await asyncio.sleep(0.05)
+        while server._server.server_state.connections:
+            await asyncio.sleep(0.05)
+        for writer in writers:
+            writer.transport.abort()
+
+    serve(body, max_connections=8)

@@ -17,7 +17,7 @@ from agentfly.resources import ResourceManager, Spec, spec_of
 from agentfly.resources.backends.bundle import bundle_of, hello_of
 from agentfly.resources.backends.container import LABEL, main_command, own_label, reap
 from agentfly.resources.backends.docker import Docker, DockerError
-from agentfly.resources.backends.options import ContainerOptions
+from agentfly.resources.placements import ContainerOptions
 from agentfly.resources.rpc.frames import NEW, FrameReader, pack_call, pack_hello
 
 from .fake_docker import FakeDocker
@@ -159,7 +159,7 @@ def test_a_container_that_is_removed_from_outside_is_a_world_failure_and_is_repl
 
 def test_mounted_code_needs_no_package_of_the_image_and_msgpack_works_without_its_compiled_part(tmp_path: Path) -> None:
     spec = spec_of(Board, placement="container", image="img")
-    bundle, options = bundle_of(spec), spec.in_place
+    bundle, options = bundle_of(spec), spec.placement_options
     assert isinstance(options, ContainerOptions)
     copy = tmp_path / "packages" / "msgpack"
     shutil.copytree(bundle.packages[0], copy, ignore=shutil.ignore_patterns("*.so", "*.pyd", "__pycache__"))

@@ -20,10 +20,11 @@ import agentfly
 from agentfly.errors import ConfigError, DeadlineError, ToolError, WorldError
 from agentfly.fleet.launcher import SCRIPT
 from agentfly.resources import Budget, ResourceManager, Spec, spec_of
-from agentfly.resources.backends.hosts import on_hosts
-from agentfly.resources.hosts import HostAddress, HostDirectory
+from agentfly.resources.backends.http import on_servers
+from agentfly.resources.directory import ServerAddress, ServerDirectory
+from agentfly.resources.rpc.env_server import EnvServer
 from agentfly.resources.rpc.frames import FrameReader, pack_message
-from agentfly.resources.rpc.host_server import HostServer, kind_from, kind_value
+from agentfly.resources.rpc.served_kind import kind_from, kind_value
 
 from .worlds import TASK, Board, Chalk, Library, Once, Sickly, Worker, limit_calls, task
 
@@ -45,32 +46,33 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def hosts_of(*specs: Spec, count: int = 2) -> AsyncIterator[tuple[HostDirectory, list[HostServer]]]:
+async def hosts_of(*specs: Spec, count: int = 2) -> AsyncIterator[tuple[ServerDirectory, list[EnvServer]]]:
     """Hosts in this event loop, and a directory that names them."""
-    servers = [HostServer([kind_from(kind_value(spec)) for spec in specs], host="127.0.0.1", token=TOKEN) for _ in range(count)]
+    kinds = [kind_from(kind_value(spec)) for spec in specs]
+    servers = [EnvServer(kinds, most=None, token=TOKEN) for _ in range(count)]
     try:
         for server in servers:
             await server.__aenter__()
-        addresses = [HostAddress(f"host {number}", server.url) for number, server in enumerate(servers)]
-        yield HostDirectory(TOKEN, addresses), servers
+        addresses = [ServerAddress(f"host {number}", server.url) for number, server in enumerate(servers)]
+        yield ServerDirectory(TOKEN, addresses), servers
     finally:
         for server in servers:
             await server.__aexit__(None, None, None)
-        assert [server.num_instances for server in servers] == [0] * count
+        assert [server.lent for server in servers] == [0] * count
 
 
 @asynccontextmanager
 async def pools_of(
     *specs: Spec, count: int, budget: Budget | None = None
-) -> AsyncIterator[tuple[ResourceManager, list[HostServer]]]:
+) -> AsyncIterator[tuple[ResourceManager, list[EnvServer]]]:
     """A resource manager whose pools span hosts of this event loop."""
     async with AsyncExitStack() as stack:
         directory, servers = await stack.enter_async_context(hosts_of(*specs, count=count))
-        manager = ResourceManager(budget, *(on_hosts(spec, directory) for spec in specs))
+        manager = ResourceManager(budget, *(on_servers(spec, directory) for spec in specs))
         yield await stack.enter_async_context(manager), servers
 
 
-def without(directory: HostDirectory, name: str) -> list[HostAddress]:
+def without(directory: ServerDirectory, name: str) -> list[ServerAddress]:
     return [host for host in directory.counts if host.name != name]
 
 
@@ -79,7 +81,7 @@ def test_an_environment_on_a_host_is_used_like_any_other(placement: str) -> None
     spec = spec_of(Worker, placement=placement, max=3)
 
     async def main() -> None:
-        async with hosts_of(spec) as (directory, _), ResourceManager(None, on_hosts(spec, directory)) as manager:
+        async with hosts_of(spec) as (directory, _), ResourceManager(None, on_servers(spec, directory)) as manager:
             async with manager.lease([Worker], task(1)) as lease:
                 assert lease.observation(Worker) == "board of task-1"
                 assert await lease[Worker].write("a") == 1
@@ -105,13 +107,13 @@ def test_new_instances_go_to_the_host_with_the_fewest_and_kinds_share_the_hosts(
 
     async def main() -> None:
         async with hosts_of(boards, chalks, count=3) as (directory, servers):
-            async with ResourceManager(None, on_hosts(boards, directory), on_hosts(chalks, directory)) as manager:
+            async with ResourceManager(None, on_servers(boards, directory), on_servers(chalks, directory)) as manager:
                 await manager.warm(Board, 30)
                 await manager.warm(Chalk, 15)
-                assert [server.num_instances for server in servers] == [15, 15, 15] == list(directory.counts.values())
+                assert [server.lent for server in servers] == [15, 15, 15] == list(directory.counts.values())
                 assert all(len(server._server.connections) == 2 for server in servers)  # one per pool, not per instance
             assert list(directory.counts.values()) == [0, 0, 0]
-            await until(lambda: not any(server.num_instances for server in servers))
+            await until(lambda: not any(server.lent for server in servers))
 
     run(main)
 
@@ -120,7 +122,7 @@ def test_the_environments_of_a_lost_host_fail_their_chains_and_are_replaced_else
     spec = spec_of(Board, max=8)
 
     async def main() -> None:
-        async with hosts_of(spec) as (directory, servers), ResourceManager(None, on_hosts(spec, directory)) as manager:
+        async with hosts_of(spec) as (directory, servers), ResourceManager(None, on_servers(spec, directory)) as manager:
             await manager.warm(Board, 8)
             leases = [await manager.acquire([Board], task(number), f"chain {number}") for number in range(8)]
             calls = [asyncio.ensure_future(lease[Board].linger(60)) for lease in leases]
@@ -138,7 +140,7 @@ def test_the_environments_of_a_lost_host_fail_their_chains_and_are_replaced_else
             for lease in leases:
                 await lease.release()
             again = [await manager.acquire([Board], task(number), f"again {number}") for number in range(8)]
-            assert [server.num_instances for server in servers] == [0, 8]
+            assert [server.lent for server in servers] == [0, 8]
             for lease in again:
                 await lease.release()
             figures = manager.metrics()
@@ -156,7 +158,7 @@ def test_a_host_that_joins_takes_over_its_share_as_environments_become_free() ->
         async with hosts_of(spec, count=3) as (directory, servers):
             first, second, third = directory.counts
             directory.update([first, second])
-            async with ResourceManager(None, on_hosts(spec, directory), sweep_s=0.05) as manager:
+            async with ResourceManager(None, on_servers(spec, directory), sweep_s=0.05) as manager:
                 await manager.warm(Board, 24)
                 held = [await manager.acquire([Board], task(number), f"chain {number}") for number in range(24)]
                 assert list(directory.counts.values()) == [12, 12]
@@ -166,7 +168,7 @@ def test_a_host_that_joins_takes_over_its_share_as_environments_become_free() ->
                 for lease in held:
                     await lease.release()
                 manager.expect(24)
-                await until(lambda: [server.num_instances for server in servers] == [8, 8, 8])
+                await until(lambda: [server.lent for server in servers] == [8, 8, 8])
                 assert manager.metrics()["resources/Board/failed"] == 0
                 assert manager.metrics()["resources/Board/recycled"] == 8
 
@@ -179,15 +181,15 @@ def test_a_chain_waits_for_a_host_while_there_is_none() -> None:
     async def main() -> None:
         async with hosts_of(spec, count=1) as (directory, servers):
             (host,) = directory.counts
-            async with ResourceManager(None, on_hosts(spec, directory)) as manager:
+            async with ResourceManager(None, on_servers(spec, directory)) as manager:
                 directory.update([])
                 asked = asyncio.ensure_future(manager.acquire([Board], TASK, "a", WAIT_S))
                 await asyncio.sleep(0.3)
                 assert not asked.done()
-                directory.update([HostAddress("gone", "ws://127.0.0.1:1"), host])  # one that cannot be reached is passed over
+                directory.update([ServerAddress("gone", "ws://127.0.0.1:1"), host])  # one that cannot be reached is passed over
                 lease = await asked
                 await lease.release()
-                assert servers[0].num_instances == 1
+                assert servers[0].lent == 1
 
     run(main)
 
@@ -257,7 +259,7 @@ def test_a_call_that_is_too_late_costs_its_environment_and_no_other(placement: s
             await second.release()
             async with manager.lease([Board], TASK, "c") as third, manager.lease([Board], TASK, "d") as fourth:
                 assert [await each[Board].write("y") for each in (third, fourth)] == [1, 1]
-            assert servers[0].num_instances == 2
+            assert servers[0].lent == 2
 
     run(main)
 
@@ -284,11 +286,11 @@ def test_a_reset_that_fails_and_a_start_that_fails_are_told() -> None:
 
     async def main() -> None:
         async with hosts_of(spec, count=1) as (directory, _):
-            async with ResourceManager(None, on_hosts(spec, directory)) as manager:
+            async with ResourceManager(None, on_servers(spec, directory)) as manager:
                 with pytest.raises(WorldError, match="no such board"):
                     await manager.acquire([Board], agentfly.Task("t", (), {"refuse": True}), "a")
             unknown = spec_of(Chalk, max=1)
-            async with ResourceManager(None, on_hosts(unknown, directory)) as manager:
+            async with ResourceManager(None, on_servers(unknown, directory)) as manager:
                 with pytest.raises(WorldError, match="cannot be created here"):
                     await manager.acquire([Chalk], TASK, "a", 30)
 
@@ -305,12 +307,12 @@ def test_a_reset_that_fails_and_a_start_that_fails_are_told() -> None:
 )
 def test_what_cannot_live_on_a_host_is_refused(spec: Callable[[], Spec], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        on_hosts(spec(), HostDirectory(TOKEN))
+        on_servers(spec(), ServerDirectory(TOKEN))
 
 
 def test_environments_of_a_server_stay_there() -> None:
     spec = spec_of(Board, placement="http", url="ws://127.0.0.1:1")
-    assert on_hosts(spec, HostDirectory(TOKEN)) is spec
+    assert on_servers(spec, ServerDirectory(TOKEN)) is spec
 
 
 def test_a_wrong_token_is_refused() -> None:
@@ -319,7 +321,7 @@ def test_a_wrong_token_is_refused() -> None:
     async def main() -> None:
         async with hosts_of(spec, count=1) as (directory, _):
             directory.token = "another-token"
-            async with ResourceManager(None, on_hosts(spec, directory)) as manager:
+            async with ResourceManager(None, on_servers(spec, directory)) as manager:
                 with pytest.raises(ConfigError, match="the token is missing or wrong"):
                     await manager.acquire([Board], TASK, "a", 30)
 
@@ -380,8 +382,8 @@ def test_the_program_says_where_it_lends_reports_and_stops() -> None:
         assert trainer.next("status") == {"instances": 0}
 
         async def main() -> None:
-            directory = HostDirectory(TOKEN, [HostAddress("host", url)])
-            async with ResourceManager(None, on_hosts(spec, directory)) as manager, manager.lease([Worker], TASK) as lease:
+            directory = ServerDirectory(TOKEN, [ServerAddress("host", url)])
+            async with ResourceManager(None, on_servers(spec, directory)) as manager, manager.lease([Worker], TASK) as lease:
                 assert await lease[Worker].pid() not in (os.getpid(), process.pid)
                 while (await asyncio.to_thread(trainer.next, "status"))["instances"] != 1:
                     continue
@@ -426,8 +428,8 @@ def test_a_host_whose_event_loop_is_blocked_still_beats_and_sends_no_status() ->
         url = trainer.next("reply")
 
         async def main() -> None:
-            directory = HostDirectory(TOKEN, [HostAddress("host", url)])
-            async with ResourceManager(None, on_hosts(spec, directory)) as manager, manager.lease([Board], TASK) as lease:
+            directory = ServerDirectory(TOKEN, [ServerAddress("host", url)])
+            async with ResourceManager(None, on_servers(spec, directory)) as manager, manager.lease([Board], TASK) as lease:
                 blocked = asyncio.ensure_future(lease[Board].block(5.0))
                 while await asyncio.to_thread(kinds_in_a_second, trainer) != {"beat"}:
                     assert not blocked.done()

@@ -20,8 +20,8 @@ from agentfly.errors import ConfigError, EngineError, WorldError
 from agentfly.fleet.bare import software
 from agentfly.fleet.node_launcher import NodeLauncher
 from agentfly.resources import ResourceManager, spec_of
-from agentfly.resources.backends.hosts import on_hosts
-from agentfly.resources.hosts import HostDirectory
+from agentfly.resources.backends.http import on_servers
+from agentfly.resources.directory import ServerDirectory
 from agentfly.training.cluster.env_hosts import EnvHosts
 
 from .test_env_hosts import run, until
@@ -96,7 +96,7 @@ class LocalCluster:
     room: bool = True
     lock: Any = field(default_factory=threading.Lock)
 
-    def place(self, name: str, share: Any, *, avoid: Collection[str] = (), timeout_s: float = 60.0) -> LocalHost:
+    def reserve(self, name: str, share: Any, *, avoid: Collection[str] = (), timeout_s: float = 60.0) -> LocalHost:
         with self.lock:
             if not self.room:
                 raise EngineError(f"no node is free for {name}")
@@ -131,11 +131,11 @@ def env_hosts(cluster: LocalCluster, spec: Any, count: int, **settings: Any) -> 
 def test_a_host_that_dies_is_placed_again_and_every_process_hears_of_it(how: signal.Signals) -> None:
     spec, cluster = spec_of(Board, max=6), LocalCluster()
     notes: list[str] = []
-    other = HostDirectory()  # of another process that runs chains
+    other = ServerDirectory()  # of another process that runs chains
 
     async def main() -> None:
         hosts = env_hosts(cluster, spec, 2, health_s=2.0, note=notes.append, on_change=other.take)
-        async with hosts, ResourceManager(None, on_hosts(spec, hosts.directory)) as manager:
+        async with hosts, ResourceManager(None, on_servers(spec, hosts.directory)) as manager:
             assert list(other.counts) == list(hosts.directory.counts)
             leases = [await manager.acquire([Board], task(number), f"chain {number}") for number in range(6)]
             calls = [asyncio.ensure_future(lease[Board].linger(60)) for lease in leases]
@@ -197,7 +197,7 @@ def test_without_any_host_the_run_stops_with_a_sentence_and_not_with_lost_chains
     async def main() -> None:
         async with (
             env_hosts(cluster, spec, 1, health_s=0.5) as hosts,
-            ResourceManager(None, on_hosts(spec, hosts.directory)) as manager,
+            ResourceManager(None, on_servers(spec, hosts.directory)) as manager,
         ):
             hosts.fleet.start_took_s = 0.0
             cluster.room, cluster.hosts[0].lost = False, "the node died"

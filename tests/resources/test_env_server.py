@@ -16,13 +16,15 @@ from typing import Any
 
 import pytest
 
+from agentfly.cli.envs import read_options
 from agentfly.errors import ConfigError, ForeignExit, MissingExtra, WorldError
 from agentfly.net.guard import token_from
 from agentfly.resources import ResourceManager, spec_of
 from agentfly.resources.backends.http import open_socket
 from agentfly.resources.rpc import env_server, websocket_limits
-from agentfly.resources.rpc.env_server import EnvServer, default_placement, read_options
+from agentfly.resources.rpc.env_server import EnvServer
 from agentfly.resources.rpc.frames import HELLO_ID, FrameReader, Reply, pack_call, pack_value
+from agentfly.resources.rpc.served_kind import default_placement
 
 from .worlds import TASK, Board, Sickly, Worker
 
@@ -309,6 +311,137 @@ def test_a_client_that_breaks_the_protocol_is_disconnected(sent: bytes, monkeypa
             began = asyncio.get_running_loop().time()
             await until(lambda: server.lent == 0)  # also if the client leaves its side open
             assert asyncio.get_running_loop().time() - began < 15
+
+    run(main)
+
+
+def test_a_head_that_arrives_byte_by_byte_ends_at_the_same_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env_server, "HEAD_S", 0.5)
+
+    async def trickle(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"GET / HTTP/1.1\r\nX: ")
+        with contextlib.suppress(ConnectionError):
+            while not writer.transport.is_closing():
+                writer.write(b"a")
+                await asyncio.sleep(0.01)
+
+    async def main() -> None:
+        async with EnvServer(Board) as server, AsyncExitStack() as stack:
+            slow = [await stack.enter_async_context(raw(server)) for _ in range(10)]
+            writing = [asyncio.create_task(trickle(writer)) for _, writer in slow]
+            assert (await health(server))["lent"] == 0
+            for reader, _ in slow:
+                await disconnected(reader)
+            await asyncio.gather(*writing)
+            assert not server._half_open
+
+    run(main)
+
+
+def test_a_client_that_reads_no_reply_does_not_grow_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(websocket_limits, "STALL_S", 2.0)
+
+    async def main() -> None:
+        async with EnvServer(Board, placement="loop") as server, upgraded(server) as (reader, writer):
+            reader._transport.pause_reading()  # type: ignore[attr-defined]
+            await until(lambda: bool(server._server.connections))
+            (connection,) = server._server.connections
+            largest = 0
+            write = connection.transport.write
+
+            def measured(data: bytes) -> None:
+                nonlocal largest
+                write(data)
+                largest = max(largest, connection.transport.get_write_buffer_size())
+
+            connection.transport.write = measured
+            calls = [pack_call(1, 0, "@new", [], {}), *(pack_call(2, 0, "write", ["x" * 50_000], {}) for _ in range(20))]
+            calls += [pack_call(3, 0, "read", [], {}) for _ in range(500)]  # their replies take 500 MB
+            for part in (calls[0], b"".join(calls[1:21]), b"".join(calls[21:])):
+                payload = struct.pack(">BQ", 0x80 | 127, len(part)) + bytes(4) + part
+                writer.write(bytes([FINAL | BINARY]) + payload)
+            assert (await health(server))["lent"] == 1
+            await until(lambda: server.lent == 0)  # disconnected
+            assert 1 << 20 < largest < 8 << 20
+
+    run(main)
+
+
+def test_a_message_of_too_many_frames_is_not_handled() -> None:
+    async def main() -> None:
+        async with EnvServer(Board) as server:
+            socket = await open_socket(server.url, None, 60)
+            await socket.recv()
+            await socket.send(pack_call(1, 0, "read", [], {}) * 100_000)
+            with pytest.raises(Exception, match="more than 1000 frames at once"):
+                await socket.recv()
+
+    run(main)
+
+
+def test_a_client_that_leaves_more_calls_than_are_handled_at_once_gives_its_seat_back() -> None:
+    async def main() -> None:
+        async with EnvServer(Board, most=1, ping_s=0.5, placement="thread") as server:
+            socket = await open_socket(server.url, None, 60)
+            await socket.send(pack_call(1, 0, "@new", [], {}))
+            for number in range(2, env_server.MAX_CALLS + 10):
+                await socket.send(pack_call(number, 0, "linger", [3600.0], {}))
+            assert (await health(server))["lent"] == 1
+            socket.transport.abort()
+            await until(lambda: server.lent == 0)
+
+    run(main)
+
+
+# ---- seats
+
+
+def test_the_instances_of_a_pool_share_a_connection_and_each_takes_a_seat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env_server, "SEAT_S", 0.2)
+
+    async def main() -> None:
+        async with EnvServer(Board, most=3, placement="thread") as server:
+            spec = spec_of(Board, placement="http", url=server.url)
+            async with ResourceManager(None, spec_of(spec, max=4)) as manager:
+                await manager.warm(Board, 3)
+                assert (server.lent, len(server._server.connections)) == (3, 1)
+                leases = [await manager.acquire([Board], TASK, f"chain {number}") for number in range(3)]
+                assert [await lease[Board].write("x") for lease in leases] == [1, 1, 1]
+                with pytest.raises(WorldError, match="all 3 instances of Board are lent"):
+                    await manager.acquire([Board], TASK, "one more", 3.0)
+                for lease in leases:
+                    await lease.release()
+                assert server.lent == 3
+            await until(lambda: server.lent == 0)
+
+    run(main)
+
+
+def test_an_instance_that_ends_gives_its_seat_back_and_harms_no_other() -> None:
+    async def main() -> None:
+        async with EnvServer(Worker, most=2) as server:
+            spec = spec_of(Worker, placement="http", url=server.url, max=2)
+            async with ResourceManager(None, spec) as manager:
+                first, second = await manager.acquire([Worker], TASK, "a"), await manager.acquire([Worker], TASK, "b")
+                with pytest.raises(WorldError, match="killed by SIGKILL"):
+                    await first[Worker].die()
+                await first.release()
+                await until(lambda: server.lent == 1)
+                async with manager.lease([Worker], TASK, "c") as third:
+                    assert await third[Worker].write("x") == 1
+                assert await second[Worker].write("y") == 1
+                await second.release()
+
+    run(main)
+
+
+def test_a_server_that_cannot_be_reached_is_passed_over() -> None:
+    async def main() -> None:
+        async with EnvServer(Board, placement="thread") as server:
+            spec = spec_of(Board, placement="http", url=("ws://127.0.0.1:1", server.url), max=2)
+            async with ResourceManager(None, spec) as manager:
+                assert await manager.warm(Board, 2) == 2
+                assert manager.metrics()["resources/Board/failed"] == 0
 
     run(main)
 

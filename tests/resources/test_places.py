@@ -16,7 +16,7 @@ from agentfly.errors import ConfigError
 from agentfly.resources import ResourceManager, spec_of
 from agentfly.resources.backends.bundle import PACKAGE, bundle_of
 from agentfly.resources.backends.container import LABEL, container_config, enroot_command, is_dead, own_label
-from agentfly.resources.backends.options import ContainerOptions
+from agentfly.resources.placements import ContainerOptions
 from agentfly.testing import ByteRenderer, ScriptedEngine
 
 from .worlds import Board, Worker
@@ -98,7 +98,7 @@ def test_a_missing_engine_is_one_sentence_with_the_cure(tmp_path: Path, monkeypa
 
 def test_the_configuration_of_a_container_names_every_restriction() -> None:
     spec = spec_of(Worker, placement="container", image="img", memory_mb=256, cpus=0.5, processes=20, disk_mb=8)
-    place = spec.in_place
+    place = spec.placement_options
     assert isinstance(place, ContainerOptions)
     config = container_config(spec, place, bundle_of(spec))
     host = config["HostConfig"]
@@ -116,7 +116,7 @@ def test_the_configuration_of_a_container_names_every_restriction() -> None:
 
 def test_enroot_mounts_read_only_and_the_entry_point_gets_the_other_limits() -> None:
     spec = spec_of(Worker, placement="container", engine="enroot", image="img", memory_mb=256, cpus=2, processes=20)
-    place = spec.in_place
+    place = spec.placement_options
     assert isinstance(place, ContainerOptions)
     words = enroot_command("/bin/enroot", place, bundle_of(spec))
     assert "--rw" not in words

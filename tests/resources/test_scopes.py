@@ -10,14 +10,13 @@ import pytest
 
 from agentfly import ReactAgent, tool
 from agentfly.errors import WorldError
-from agentfly.resources import ResourceManager, spec_of
-from agentfly.resources.backends import options
+from agentfly.resources import ResourceManager, placements, spec_of
 from agentfly.testing import ByteRenderer, ScriptedEngine
 from agentfly.types import Task
 
 from .worlds import Scoped
 
-PLACEMENTS = [name for name, (_, options) in options.PLACEMENTS.items() if options is None]
+PLACEMENTS = [name for name, (_, options) in placements.PLACEMENTS.items() if options is None]
 """Those that work without options."""
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from agentfly.errors import ConfigError, EngineError
-from agentfly.fleet.ray_cluster import Cluster, Share
+from agentfly.fleet.ray_cluster import Cluster
+from agentfly.fleet.reservation import Share
 from tests.scale.ray_local import LocalCluster, run_all, running, wait_for
 
 connected: list[Cluster] = []
@@ -29,20 +30,20 @@ def hosts_spread(local: LocalCluster) -> None:
     (cluster,) = connected
     assert cluster.own.name == "head"
     assert {node.name for node in cluster.nodes()} == {"head", "b", "c"}
-    made = [cluster.place(f"sampler {i}", Share(1.0, 0.5)) for i in range(3)]
+    made = [cluster.reserve(f"sampler {i}", Share(1.0, 0.5)) for i in range(3)]
     assert len({host.node.name for host in made}) == 3
-    assert {(each.name, each.node) for each in cluster.placed()} == {(host.name, host.node.name) for host in made}
+    assert {(each.name, each.node) for each in cluster.reserved()} == {(host.name, host.node.name) for host in made}
     for host in made:
         assert host.about["software"]["torch"] != "none" and host.about["agentfly"]
     with pytest.raises(EngineError, match="no node had 2 CPUs free for sampler 3 within 2 s"):
-        cluster.place("sampler 3", Share(2.0), timeout_s=2.0)
+        cluster.reserve("sampler 3", Share(2.0), timeout_s=2.0)
     for host in made:
         host.close()
-    wait_for(lambda: not cluster.placed(), what="that Ray forgets the hosts")
+    wait_for(lambda: not cluster.reserved(), what="that Ray forgets the hosts")
 
 
 def a_child_ends(local: LocalCluster) -> None:
-    host = connected[0].place("sampler 0", Share(0.5))
+    host = connected[0].reserve("sampler 0", Share(0.5))
     child = host.run([host.about["python"], "-c", "import sys; print(sys.stdin.read(), 'world'); sys.exit(3)"], stdin=b"hello")
     told = wait_for(child.ended, what="that the child has ended")
     assert told == f"on node {host.node.name} (exit code 3); it said: hello world", told
@@ -52,7 +53,7 @@ def a_child_ends(local: LocalCluster) -> None:
 
 
 def a_child_is_killed(local: LocalCluster) -> None:
-    host = connected[0].place("sampler 0", Share(0.5))
+    host = connected[0].reserve("sampler 0", Share(0.5))
     code = "import subprocess,time; subprocess.Popen(['sleep','7171']); time.sleep(7172)"
     child = host.run([host.about["python"], "-c", code])
     wait_for(lambda: running("sleep 7171"))
@@ -70,7 +71,7 @@ def a_child_is_killed(local: LocalCluster) -> None:
 
 
 def questions(local: LocalCluster) -> None:
-    host = connected[0].place("sampler 0", Share(0.5))
+    host = connected[0].reserve("sampler 0", Share(0.5))
     assert host.ask("can_import", ["json", "no_such_module", "no_such.inner", "torch"]) == ["no_such_module", "no_such.inner"]
     assert "refused" in host.ask("can_reach", "127.0.0.1", 9).lower()
     port = int(connected[0]._ray.get_runtime_context().gcs_address.rpartition(":")[2])
@@ -87,11 +88,11 @@ def too_much(local: LocalCluster) -> None:
         (Share(1.0, 500.0), "1 CPU and 500 GiB"),
     ):
         with pytest.raises(ConfigError, match=f"no node has {word}.* for sampler 3: .*node b has"):
-            connected[0].place("sampler 3", share)
+            connected[0].reserve("sampler 3", share)
 
 
 def closed_host(local: LocalCluster) -> None:
-    host = connected[0].place("sampler 0", Share(0.5))
+    host = connected[0].reserve("sampler 0", Share(0.5))
     child = host.run(["sleep", "7173"])
     told: list[str] = []
     host.on_lost(told.append)
@@ -112,7 +113,7 @@ def node_killed(local: LocalCluster) -> None:
     began = time.monotonic()
     print(wait_for(child.ended, what="that the loss is noticed"), time.monotonic() - began, flush=True)
     assert told
-    moved = cluster.place("sampler 9", Share(0.5), avoid=[hosts["b"].node.id])
+    moved = cluster.reserve("sampler 9", Share(0.5), avoid=[hosts["b"].node.id])
     assert moved.node.name in ("c", "head")
     for host in [*hosts.values(), moved]:
         host.close()
@@ -127,7 +128,7 @@ def node_frozen(local: LocalCluster) -> None:
     began = time.monotonic()
     print(wait_for(child.ended, what="that the loss is noticed"), time.monotonic() - began, flush=True)
     began = time.monotonic()
-    moved = cluster.place("sampler 9", Share(1.5))
+    moved = cluster.reserve("sampler 9", Share(1.5))
     print("moved to", moved.node.name, time.monotonic() - began, flush=True)
     assert moved.node.name == "d"
     hosts["c"].close()
@@ -135,7 +136,7 @@ def node_frozen(local: LocalCluster) -> None:
 
 def all_closed(local: LocalCluster) -> None:
     (cluster,) = connected
-    host = cluster.place("sampler 0", Share(0.25))
+    host = cluster.reserve("sampler 0", Share(0.25))
     host.run(["sleep", "7176"])
     began = time.monotonic()
     cluster.close()
@@ -149,4 +150,4 @@ def all_closed(local: LocalCluster) -> None:
 def _one_on_each(*names: str) -> dict[str, Any]:
     cluster = connected[0]
     nodes = {node.name: node for node in cluster.nodes() if node.alive}
-    return {name: cluster.place(f"sampler {i}", Share(0.5), only=nodes[name].id) for i, name in enumerate(names)}
+    return {name: cluster.reserve(f"sampler {i}", Share(0.5), only=nodes[name].id) for i, name in enumerate(names)}

@@ -112,7 +112,7 @@ def sentences(local: LocalCluster) -> None:
         with pytest.raises(ConfigError, match=r"node \w+ cannot reach the trainer at 127\.0\.0\.1:9 .*refused.*firewall"):
             launcher.start(0, {"name": "sampler 0", "index": 0, "address": ["127.0.0.1", 9], "attempt": 0})
         launcher.close()
-        wait_for(lambda: not cluster.placed(), what="that its host is gone")
+        wait_for(lambda: not cluster.reserved(), what="that its host is gone")
     assert not (folder / "runs" / "refused").exists(), "a run that was refused leaves no folder"
     assert current_cluster() is None
 
@@ -151,7 +151,7 @@ def driver_killed(local: LocalCluster) -> None:
     assert f"run {run}, step " in text
     assert f"samplers: 1 on {only['hosts'][0]['node']}\n" in text
     began = time.monotonic()
-    wait_for(lambda: not running(WORKER) and not running("HostActor"), what="that the nodes are empty")
+    wait_for(lambda: not running(WORKER) and not running("NodeActor"), what="that the nodes are empty")
     print(f"the nodes were empty after {time.monotonic() - began:.1f} s", flush=True)
     steps = int(list_checkpoints(run / "checkpoints")[-1].name.rpartition("-")[2]) + 4
     places: list[str] = []
@@ -160,7 +160,7 @@ def driver_killed(local: LocalCluster) -> None:
 
     def started(self: NodeLauncher, *values: Any) -> Any:
         process = start(self, *values)
-        places.append(f"{process.host.about['pid']} {process.node}")
+        places.append(f"{process.reservation.about['pid']} {process.node}")
         return process
 
     def sent(self: WorkerEngine, kind: str) -> Any:
@@ -193,7 +193,7 @@ def evaluation(local: LocalCluster) -> None:
     done = evaluate_run(config, num_chains=2)
     assert len(done.trajectories) == 8
     assert {each.outcome.value for each in done.trajectories} == {"max_turns"}
-    wait_for(lambda: not running(WORKER) and not running("HostActor"), what="that the nodes are empty")
+    wait_for(lambda: not running(WORKER) and not running("NodeActor"), what="that the nodes are empty")
 
 
 def nodes_die(local: LocalCluster) -> None:

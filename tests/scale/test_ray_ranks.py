@@ -15,7 +15,7 @@ from agentfly.cli import main
 from agentfly.config import Config
 from agentfly.errors import ConfigError
 from agentfly.fleet.link import Message
-from agentfly.fleet.ray_cluster import Node, Share
+from agentfly.fleet.reservation import Node, Share
 from agentfly.runs import RunDirectory, RunStore
 from agentfly.runs.checkpoints import latest_checkpoint
 from agentfly.training.cluster.ranks import (

@@ -14,8 +14,9 @@ from agentfly.config import Config
 from agentfly.errors import ConfigError, MissingExtra
 from agentfly.fleet.bare import software
 from agentfly.fleet.node_launcher import check_node
-from agentfly.fleet.ray_actor import HostActor
-from agentfly.fleet.ray_cluster import Cluster, Node, Share
+from agentfly.fleet.ray_actor import NodeActor
+from agentfly.fleet.ray_cluster import Cluster
+from agentfly.fleet.reservation import Node, Share
 from agentfly.training.cluster import checks
 from agentfly.training.cluster.checks import check_files, check_room, needs, sampler_share, shares_of
 from agentfly.training.cluster.status import show_status
@@ -92,7 +93,7 @@ def test_a_sampler_has_a_gpu_where_the_nodes_have_some() -> None:
 
 
 class OtherNode:
-    """A host whose node has other software, or another disk. Answers as `HostActor` does."""
+    """A host whose node has other software, or another disk. Answers as `NodeActor` does."""
 
     def __init__(self, lacks: tuple[str, ...] = (), sees: bool = True, **versions: str) -> None:
         self.node = SimpleNamespace(name="b")
@@ -103,7 +104,7 @@ class OtherNode:
         if what == "can_import":
             return [name for name in values[0] if name in self.lacks]
         assert what == "sees_file"
-        return self.sees and HostActor.ask_sees_file(None, *values)  # type: ignore[arg-type]
+        return self.sees and NodeActor.ask_sees_file(None, *values)  # type: ignore[arg-type]
 
 
 def test_other_software_on_a_node_is_refused() -> None:

@@ -18,6 +18,8 @@ import inspect
 import json
 import os
 import sys
+import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -231,7 +233,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
 
     from ..net.guard import token_from
     from ..net.server import serve_until_stopped
-    from ..resources.rpc.env_server import EnvServer, read_options
+    from ..resources.rpc.env_server import EnvServer
 
     server = EnvServer(
         _name(arguments),
@@ -244,6 +246,20 @@ def run_serve(arguments: argparse.Namespace) -> int:
     )
     asyncio.run(serve_until_stopped(server, lambda text: print(text, flush=True), server.opening))
     return 0
+
+
+def read_options(words: Sequence[str]) -> dict[str, Any]:
+    """`key=value` words as a dict. A value that is not TOML is text."""
+    options: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key.isidentifier():
+            raise ConfigError(f"--option takes key=value, not {word!r}")
+        try:
+            options[key] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            options[key] = value
+    return options
 
 
 def add_check_tests(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -19,8 +19,8 @@ from typing import Any
 
 from ..aio.deadline import Expired, within
 from ..errors import ConfigError, DeadlineError, ForeignExit
-from ..resources.backends.base import Instance
 from ..resources.backends.thread import LoopInstance, ThreadInstance
+from ..resources.instance import Instance
 from ..resources.spec import Spec
 from ..types import Task, ToolResult
 from .check_effects import Stopwatch, TimedCoroutine

@@ -1,6 +1,6 @@
-"""A host of `ray_cluster` on its node: a Ray actor that starts child processes and says how they ended.
+"""The actor of a `Reservation`, which Ray runs on its node: it starts child processes and says how they ended.
 
-`HostActor` is sent to the node by value, with this module and `bare`. It uses nothing else of AgentFly: the node may have
+`NodeActor` is sent to the node by value, with this module and `bare`. It uses nothing else of AgentFly: the node may have
 another version, or none. The actor is not the program itself: Ray tells neither the signal nor the last words of an actor that
 ended, and what it had started would outlive it. A child holds the read end of a pipe of the actor, and the kernel kills its
 process group when the actor ends.
@@ -39,8 +39,8 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """
 
 
-class HostActor:
-    """One host, in a process that Ray started on its node.
+class NodeActor:
+    """Holds one reservation, in a process that Ray started on its node.
 
     Calls run in up to 16 threads, so `beat` is answered while another call waits. The class uses nothing of AgentFly: the node
     may have another version of it, or none.
@@ -57,7 +57,7 @@ class HostActor:
         node = ray._private.worker.global_worker.node
         self.folder = os.path.join(node.get_session_dir_path() if node else tempfile.gettempdir(), "logs", "agentfly")
         os.makedirs(self.folder, exist_ok=True)
-        self.folder = tempfile.mkdtemp(prefix=time.strftime("host-%H%M%S-"), dir=self.folder)
+        self.folder = tempfile.mkdtemp(prefix=time.strftime("node-%H%M%S-"), dir=self.folder)
         self.cwd = folder if os.path.isdir(folder) else self.folder
         sys.path[:] = [each for each in path if os.path.exists(each)] + [each for each in sys.path if each not in path]
 

@@ -3,6 +3,7 @@
 connection    at most `max_connections`, and half as many that are half-open: the oldest is closed, and all after READ_S
 head          at most MAX_HEAD bytes
 body          at most `max_body` bytes, within READ_S
+answer        ended if the client reads nothing of it for READ_S
 request       Host, Origin and token are checked by the `Guard` before the application sees it
 """
 
@@ -299,9 +300,10 @@ def _uvicorn(half_open: HalfOpen, max_connections: int) -> tuple[Any, Any]:
             yield  # signals belong to the program, which may train beside this server
 
     class Protocol(H11Protocol):
-        """uvicorn waits without limit for the head of a request: idle connections would take every place."""
+        """uvicorn waits without limit for the head of a request, and for a client that reads no answer."""
 
         _deadline: asyncio.TimerHandle | None = None
+        _stall: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -318,7 +320,24 @@ def _uvicorn(half_open: HalfOpen, max_connections: int) -> tuple[Any, Any]:
                 self._cancel_deadline()
                 half_open.remove(self)
 
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._check_reading(None)
+
+        def resume_writing(self) -> None:
+            self._cancel_stall()
+            super().resume_writing()
+
+        def _check_reading(self, before: int | None) -> None:
+            """End the connection if the client has read nothing of the answer since the last check."""
+            unread = self.transport.get_write_buffer_size()
+            if before is not None and unread >= before:
+                self.transport.abort()
+            else:
+                self._stall = self.loop.call_later(READ_S, self._check_reading, unread)
+
         def connection_lost(self, exc: Exception | None) -> None:
+            self._cancel_stall()
             self._cancel_deadline()
             half_open.remove(self)
             super().connection_lost(exc)
@@ -331,6 +350,11 @@ def _uvicorn(half_open: HalfOpen, max_connections: int) -> tuple[Any, Any]:
 
         def _is_between_requests(self) -> bool:
             return self.cycle is None or self.cycle.response_complete
+
+        def _cancel_stall(self) -> None:
+            if self._stall is not None:
+                self._stall.cancel()
+                self._stall = None
 
         def _cancel_deadline(self) -> None:
             if self._deadline is not None:

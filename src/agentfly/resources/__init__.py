@@ -1,9 +1,10 @@
 """The resource manager: pools of environments, and leases of them for chains.
 
     spec        what an environment is and how its pool is set up
-    manager     ResourceManager: chains ask it for leases
-    admission   when a chain may start; `claims`: places of several kinds at once
-    backends/   where an instance lives; rpc/ the calls to it; sandbox/ isolation of untrusted code
+    manager     ResourceManager: chains ask it for leases; `kinds`: the environments that it knows
+    admission   when a chain may start; `claims`: slots of several kinds at once
+    placements  the options of each placement; `directory`: the environment servers of a fleet
+    backends/   where an instance lives; rpc/ the calls to it
 
 From a chain to the process of its environment:
 
@@ -11,7 +12,7 @@ From a chain to the process of its environment:
       Handle          one chain's use of one instance, until it is released
         (EnvProxy)    what tools and rewards see: calls pass through the handle
       Slot            one place of the pool: who uses the instance, how often, age
-        Instance      the environment where it lives: loop, thread or worker          backends/
+        Instance      the environment where it lives: loop, thread or worker          instance.py, backends/
           Worker      the connection to one worker with one or more instances         rpc/client.py
                       a subclass per backend owns the process, sandbox, container or socket
 

@@ -48,7 +48,7 @@ class Claims:
         key = (len(self._specs), frozenset(names))
         found = self._most.get(key)
         if found is None:
-            places = min((self._places(name) for name in names), default=NO_LIMIT)
+            places = min((self._slots_of(name) for name in names), default=NO_LIMIT)
             if self._budget.limited and names:
 
                 def exceeds(claims: int) -> bool:
@@ -105,11 +105,11 @@ class Claims:
                 break  # kinds share a budget, or every kind that is waited for is blocked: the rest waits as well
 
     def _room(self, names: frozenset[str]) -> bool:
-        if any(self._counts[name] >= self._places(name) for name in names):
+        if any(self._counts[name] >= self._slots_of(name) for name in names):
             return False
         return not self._budget.limited or not self._leases or not self._exceeds(self._counts + Counter(names))
 
-    def _places(self, name: str) -> int:
+    def _slots_of(self, name: str) -> int:
         spec, size = self._specs[name]
         return size * spec.max_chains
 
@@ -123,7 +123,7 @@ class Claims:
 
     def _timed_out(self, waiter: Waiter[Request, Lease]) -> WorldError:
         lease, names = waiter.request
-        places = ", ".join(f"{self._counts[name]} of {self._places(name)} {name}" for name in sorted(names))
+        places = ", ".join(f"{self._counts[name]} of {self._slots_of(name)} {name}" for name in sorted(names))
         some = [lease for _, lease in zip(range(5), self._leases, strict=False)]
         holders = "; ".join(f"{each.holder} holds {', '.join(each.handles) or 'nothing yet'}" for each in some)
         more = f"; and {self.taken - len(some)} more" if self.taken > len(some) else ""

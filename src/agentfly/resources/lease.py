@@ -18,7 +18,7 @@ from ..aio.deadline import Expired, within
 from ..aio.threads import Abandoned
 from ..errors import ConfigError, DeadlineError, WorldError, contained, mark_as_environments
 from ..types import Task
-from .backends.base import Instance
+from .instance import Instance
 from .spec import Spec
 
 _HANDLE = "__agentfly_handle__"

@@ -11,26 +11,25 @@ wait for each other, and the chain that closed the cycle is refused at once.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import itertools
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from ..aio.deadline import Expired, within
+from ..aio.deadline import Expired
 from ..errors import ConfigError, DeadlineError, WorldError, contained
 from ..types import Task
-from .backends.base import backend_of
 from .claims import Claims
 from .gauge import Gauge
+from .instance import backend_of
+from .kinds import Kinds
 from .lease import EnvKind, Handle, Lease, Slot
 from .pool import Pool
-from .spec import Budget, Spec, failure_of, make_ready, ready_of, spec_of
+from .spec import Budget, failure_of, make_ready
 from .stats import is_deadlocked, measure
 
-DEFAULT_MAX = 64
 TIMEOUT_S = 300.0
 SWEEP_S = 1.0
 RESET_TRIES = 3
@@ -50,13 +49,8 @@ class ResourceManager:
         self.closed = False
         self._timeout_s = timeout_s
         self._sweep_s = sweep_s
-        self._specs: dict[str, tuple[Spec, int]] = {}
-        """By name: the spec and the size of its pool."""
-        self._names: dict[Any, str] = {}
-        """The name of every class, function or string that was registered."""
-        self._make_ready: dict[str, Callable[[Task | None], Any]] = {}
-        """The kinds with something to make before their instances can be used: see `spec.ready_of`."""
-        self.claims = Claims(self._specs, self.budget)
+        self.kinds = Kinds(self.budget)
+        self.claims = Claims(self.kinds.pools, self.budget)
         self.leased = Gauge()
         self._pools: dict[str, Pool] = {}
         self._pool_of: dict[EnvKind, Pool] = {}
@@ -74,52 +68,16 @@ class ResourceManager:
 
     def register(self, thing: Any, **settings: Any) -> str:
         """Add a kind and return its name. Raises ConfigError if the budget cannot hold its pool."""
-        spec = spec_of(thing, **settings)
-        if spec.name in self._specs:
-            raise ConfigError(
-                f"two kinds of environment are called {spec.name!r}: give one another name, spec_of(..., name='...')"
-            )
-        size = self._size(spec)
-        kinds = [*(each for each, _ in self._specs.values()), spec]
-        exceeded = self.budget.exceeded_by((each.cost, max(1, each.min_warm)) for each in kinds)
-        if exceeded is not None:
-            part, least, limit = exceeded
-            names = ", ".join(each.name for each in kinds)
-            raise ConfigError(
-                f"the environments {names} need at least {least:g} of {part} (max(1, min_warm) of each), but the budget is "
-                f"{limit:g}"
-            )
-        self._specs[spec.name] = (spec, size)
-        if (ready := ready_of(spec)) is not None:
-            self._make_ready[spec.name] = ready
-        self._names.setdefault(thing if not isinstance(thing, Spec) else spec.make, spec.name)
-        self._names.setdefault(spec.make, spec.name)
+        spec = self.kinds.add(thing, **settings)
         if self._loop is not None:
             self._open(spec.name)
         else:
             backend_of(spec)  # raises now if the placement is unknown, or a worker could not import the environment
         return spec.name
 
-    def _size(self, spec: Spec) -> int:
-        fits = self.budget.holds(spec.cost)
-        size = spec.max if spec.max is not None else max(1, spec.min_warm, min(DEFAULT_MAX, fits))
-        if size > fits:
-            cpu, memory = size * spec.cost.cpu, size * spec.cost.memory_mb
-            cure = f"set max to {fits} or less, or raise the budget" if fits else "raise the budget: it does not hold even one"
-            raise ConfigError(
-                f"{size} instance{'s' * (size > 1)} of {spec.name!r} need {cpu:g} CPUs and {memory:g} MB, but the budget is "
-                f"{_limit(self.budget.cpu)} CPUs and {_limit(self.budget.memory_mb)} MB: {cure}"
-            )
-        return size
-
     def name_of(self, kind: EnvKind) -> str:
         """The name of a kind. A class or plugin name that is new is registered."""
-        if isinstance(kind, str) and kind in self._specs:
-            return kind
-        try:
-            return self._names[kind]
-        except (KeyError, TypeError):
-            return self.register(kind)
+        return self.kinds.name_of(kind) or self.register(kind)
 
     def _pool(self, kind: EnvKind) -> Pool:
         pool = self._pool_of.get(kind)
@@ -209,7 +167,7 @@ class ResourceManager:
             await self.add(lease, kinds, timeout_s)
             return lease
         pool = self._pool(kinds[0])  # the common case, without the detours of `add`
-        if self._make_ready:
+        if self.kinds.ready:
             await self._ready_for(lease, kinds)
         now = time.monotonic()
         await self._grant(pool, lease, now + (self._timeout_s if timeout_s is None else timeout_s), now)
@@ -258,14 +216,7 @@ class ResourceManager:
                 break
             pool.begin_reset(slot)
             try:
-                if pool.resets_inline and slot.instance.alive:
-                    observation = slot.instance.env.reset(lease.task)
-                    if observation is not None and type(observation) is not str and inspect.isawaitable(observation):
-                        observation = await within(
-                            slot.instance.at_home(observation), _time_left(pool.spec.reset_timeout_s, deadline)
-                        )
-                else:
-                    observation = await _check_and_reset(slot, pool.has_health, lease.task, deadline)
+                observation = await pool.reset(slot, lease.task, deadline)
                 break
             except BaseException as raised:
                 cancelled = isinstance(raised, asyncio.CancelledError) and _is_cancelled()
@@ -347,14 +298,14 @@ class ResourceManager:
 
     async def make_ready(self, kinds: Iterable[EnvKind] | None = None, task: Task | None = None) -> None:
         """Call `make_ready` of these kinds, or of all, for `task` or for no task in particular: see `Environment`."""
-        names = self._make_ready if kinds is None else self._make_ready.keys() & {self.name_of(kind) for kind in kinds}
+        names = self.kinds.ready if kinds is None else self.kinds.ready.keys() & {self.name_of(kind) for kind in kinds}
         for name in list(names):
-            await make_ready(name, self._make_ready[name], task)
+            await make_ready(name, self.kinds.ready[name], task)
 
     async def _ready_for(self, lease: Lease, kinds: Iterable[EnvKind]) -> None:
         """Make kinds ready for a lease's task, once per lease and kind."""
         names = {self.name_of(kind) for kind in kinds} - lease.ready
-        if self._make_ready and names:
+        if self.kinds.ready and names:
             await self.make_ready(names, lease.task)
             lease.ready |= names
 
@@ -405,13 +356,13 @@ class ResourceManager:
         if self._loop is not None:
             raise ConfigError("a resource manager belongs to the event loop it was first used in; make another for this one")
         self._loop = loop
-        for name in self._specs:
+        for name in self.kinds.pools:
             self._open(name)
         self._sweeper = loop.call_later(self._sweep_s, self._sweep)
 
     def _open(self, name: str) -> None:
         assert self._loop is not None
-        spec, size = self._specs[name]
+        spec, size = self.kinds.pools[name]
         pool = self._pools[name] = Pool(self, spec, size, len(self._pools), self._loop)
         pool.grow()
 
@@ -446,7 +397,8 @@ class ResourceManager:
             self.claims.close("the resource manager was closed")
             for pool in self._pools.values():
                 pool.close("the resource manager was closed")
-        slack = 10.0 + max((max(spec.close_timeout_s, spec.start_timeout_s) for spec, _ in self._specs.values()), default=0.0)
+        specs = [spec for spec, _ in self.kinds.pools.values()]
+        slack = 10.0 + max((max(spec.close_timeout_s, spec.start_timeout_s) for spec in specs), default=0.0)
         until = self._loop.time() + slack
         while self._tasks and self._loop.time() < until:
             await asyncio.wait(list(self._tasks), timeout=until - self._loop.time())
@@ -486,26 +438,7 @@ class ResourceManager:
             pool.most_waiting = pool.line.waiting
 
 
-async def _check_and_reset(slot: Slot, has_health: bool, task: Task, deadline: float) -> Any:
-    """Reset an instance, after `healthy` if its class has that method. Returns the first observation."""
-    instance = slot.instance
-    spec = instance.spec
-    if not instance.alive:
-        raise WorldError(instance.why or f"{spec.name} is closed")
-    if has_health and not await within(instance.call("healthy", (), {}), _time_left(spec.reset_timeout_s, deadline)):
-        raise WorldError(f"{spec.name} says that it is not healthy")
-    return await within(instance.reset(task), _time_left(spec.reset_timeout_s, deadline))
-
-
 def _is_cancelled() -> bool:
     """Whether the current task is being cancelled. A CancelledError out of a user's code does not mean that."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
-
-
-def _time_left(most: float, deadline: float) -> float:
-    return min(most, max(0.001, deadline - time.monotonic()))
-
-
-def _limit(value: float | None) -> str:
-    return "any number of" if value is None else f"{value:g}"

@@ -1,7 +1,7 @@
 """A pool: the instances of one kind, the chains that wait for one, and when an instance is started or closed.
 
-Each instance is in a slot. Starting and closing run as tasks of the manager; resetting is done by the manager, which knows the
-task. A slot counts against the budget from `starting` until `closing` is over.
+Each instance is in a slot. Starting and closing run as tasks of the manager. A slot counts against the budget from `starting`
+until `closing` is over.
 
                         take               reset done
     starting --> idle --------> resetting ------------> leased      `leased`: up to `max_chains` chains use it
@@ -22,6 +22,7 @@ those included that were closed while a chain holds them.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import time
 from collections import deque
@@ -31,8 +32,9 @@ from typing import Any, Protocol
 from ..aio.deadline import within
 from ..aio.wait_line import Waiter, WaitLine
 from ..errors import ConfigError, WorldError
-from .backends.base import Instance, backend_of
+from ..types import Task
 from .gauge import Gauge
+from .instance import Instance, backend_of
 from .lease import Handle, Slot
 from .spec import Spec, failure_of
 
@@ -131,6 +133,20 @@ class Pool:
         """
         if self.shared and slot in self.joinable:
             self.joinable.remove(slot)
+
+    async def reset(self, slot: Slot, task: Task, deadline: float) -> Any:
+        """Reset an instance, after `healthy` if its class has that method. Returns the first observation."""
+        instance, limit_s = slot.instance, self.spec.reset_timeout_s
+        if self.resets_inline and instance.alive:
+            observation = instance.env.reset(task)
+            if observation is not None and type(observation) is not str and inspect.isawaitable(observation):
+                observation = await within(instance.at_home(observation), _time_left(limit_s, deadline))
+            return observation
+        if not instance.alive:
+            raise WorldError(instance.why or f"{self.spec.name} is closed")
+        if self.has_health and not await within(instance.call("healthy", (), {}), _time_left(limit_s, deadline)):
+            raise WorldError(f"{self.spec.name} says that it is not healthy")
+        return await within(instance.reset(task), _time_left(limit_s, deadline))
 
     def end_reset(self, slot: Slot) -> None:
         """A shared slot was reset for its first chain: others may join."""
@@ -388,3 +404,7 @@ def _growth_mb(slot: Slot) -> float:
     if slot.baseline_mb is None:
         slot.baseline_mb = now
     return now - slot.baseline_mb
+
+
+def _time_left(most: float, deadline: float) -> float:
+    return min(most, max(0.001, deadline - time.monotonic()))

@@ -18,7 +18,7 @@ from ..aio.deadline import Expired, within
 from ..errors import AgentFlyError, ConfigError, DeadlineError, WorldError, blame
 from ..schema import Name, check_fields, setting
 from ..types import Task
-from .backends.options import OPTIONS, PlacementOptions, read_placement
+from .placements import OPTIONS, PlacementOptions, read_placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class Spec:
     `cost`, `reusable`, `max_chains`   see `Cost`; single use if not reusable; how many chains share an instance
     `placement`                "loop", "thread", "process", "sandbox", "container" or "http"; `per_process` instances share
                                one worker process, sandbox or container
-    `place`                    options of the placement: see `backends.options`
+    `place`                    options of the placement: see `placements`
     `max`, `min_warm`          the most and the fewest instances of the pool (`max` left out: 64, or what the budget holds)
     `idle_s`                   an instance beyond `min_warm` that is idle for so long is closed
     `max_uses`, `max_age_s`, `max_growth_mb`     when an instance is closed and replaced (growth: of a worker process)
@@ -150,7 +150,7 @@ class Spec:
             raise ConfigError(
                 f"environment {self.name!r}: a single-use environment cannot be shared by {self.max_chains} chains"
             )
-        self._check_place()
+        self._check_placement()
         self._check_options()
 
     def _check_options(self) -> None:
@@ -177,8 +177,8 @@ class Spec:
             )
         object.__setattr__(self, "call_timeout_s", float(seconds))
 
-    def _check_place(self) -> None:
-        place = self.in_place
+    def _check_placement(self) -> None:
+        place = self.placement_options
         if place is None:
             return
         who = f"environment {self.name!r}: placement {self.placement!r}"
@@ -192,7 +192,7 @@ class Spec:
             object.__setattr__(self, "call_timeout_s", min(self.call_timeout_s, place.limit_s))
 
     @property
-    def in_place(self) -> PlacementOptions | None:
+    def placement_options(self) -> PlacementOptions | None:
         return read_placement(self.placement, self.place, f"environment {self.name!r}")
 
     @property
@@ -209,7 +209,7 @@ def spec_of(thing: Any, **settings: Any) -> Spec:
 
     `settings` override what the class or spec declares. Raises ConfigError for an unknown setting.
     """
-    given, settings = settings, _with_place(thing, settings)
+    given, settings = settings, _with_placement(thing, settings)
     if isinstance(thing, Spec):
         return replace(thing, **settings)
     name = None
@@ -236,7 +236,7 @@ def ready_of(spec: Spec) -> Callable[[Task | None], Any] | None:
     start or reset. A placement with another file system has to make things ready there, so None is returned for it.
     """
     make: Any = spec.cls
-    if spec.in_place is not None or not isinstance(
+    if spec.placement_options is not None or not isinstance(
         inspect.getattr_static(make, "make_ready", None), staticmethod | classmethod
     ):
         return None
@@ -266,12 +266,12 @@ def check_settings(pool: str, settings: Any) -> None:
     who = f"resources.pools.{pool}"
     if not isinstance(settings, Mapping):
         raise ConfigError(f"{who} is a table of settings, not {settings!r}")
-    given = _with_place(None, settings, who)
+    given = _with_placement(None, settings, who)
     if "placement" in given:
         read_placement(given["placement"], given.get("place", {}), who)
 
 
-def _with_place(thing: Any, settings: Mapping[str, Any], who: str = "an environment's pool") -> dict[str, Any]:
+def _with_placement(thing: Any, settings: Mapping[str, Any], who: str = "an environment's pool") -> dict[str, Any]:
     """Move the options of the placement, which users write beside the other settings, into `place`."""
     if unknown := [name for name in settings if name not in SETTINGS and name not in OPTIONS]:
         raise ConfigError(f"{who} has no setting {unknown[0]!r}; known: {', '.join((*SETTINGS, *sorted(OPTIONS)))}")

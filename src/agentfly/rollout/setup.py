@@ -16,8 +16,8 @@ from ..engines import open_engine
 from ..errors import ConfigError
 from ..protocols import Engine, Renderer
 from ..resources import Budget, ResourceManager, Spec, spec_of
-from ..resources.backends.hosts import on_hosts
-from ..resources.hosts import HostDirectory
+from ..resources.backends.http import on_servers
+from ..resources.directory import ServerDirectory
 from ..resources.spec import check_settings
 from ..rewards import Reward
 from ..tools import Tool
@@ -91,7 +91,7 @@ async def open_environments(
     max_concurrency: int | None,
     *,
     share: tuple[int, int] = (0, 1),
-    hosts: HostDirectory | None = None,
+    hosts: ServerDirectory | None = None,
 ) -> AsyncIterator[Plan]:
     """Yields the plan with an admission controller and, if the agent uses environments, with a resource manager.
 
@@ -101,7 +101,7 @@ async def open_environments(
     together = most_in_flight(plan.engine, max_concurrency)
     kinds = environment_kinds(agent, together, share)
     if hosts is not None:
-        kinds = [on_hosts(kind, hosts) for kind in kinds]
+        kinds = [on_servers(kind, hosts) for kind in kinds]
     if not kinds:
         yield replace(plan, admission=controller(plan, together))
         return

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from ...errors import ConfigError, WorldError
 from ...plugins import resolve
-from ...resources.backends.options import read_placement
+from ...resources.placements import read_placement
 from ...resources.spec import Spec
 from ...sandbox.limits import TIERS, CellResult
 from ...sandbox.server import SandboxServer
@@ -143,7 +143,7 @@ _numbers = itertools.count(1)
 
 def _backend(tier: str, options: dict[str, Any]) -> Any:
     """Returns the backend of this place and loop. The first call logs what the tier stops and does not stop."""
-    from ...resources.backends.base import backend_of
+    from ...resources.instance import backend_of
 
     backends = _backends.setdefault(asyncio.get_running_loop(), {})
     key = tier, json.dumps(options, sort_keys=True)

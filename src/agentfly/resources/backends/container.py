@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError, WorldError
+from ..placements import ContainerOptions
 from ..rpc.client import Worker
 from ..rpc.frames import SANDBOXED, pack_hello
 from ..spec import Spec
 from .bundle import PACKAGE, Bundle, bundle_of, hello_of
 from .docker import Docker, DockerError, Streams, socket_path
-from .options import ContainerOptions
 from .process import ProcessWorker
 from .remote import RemoteBackend
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import ConfigError, WorldError
+from ..instance import Backend, Instance
 from ..rpc.client import Worker
 from ..rpc.frames import DROP, GET, NEW
 from ..spec import Spec
-from .base import Backend, Instance
 
 PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20) if hasattr(os, "sysconf") else 0.0
 
@@ -115,7 +115,7 @@ class RemoteBackend(Backend):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__(spec)
-        self.options: Any = spec.in_place
+        self.options: Any = spec.placement_options
         self._workers: list[Worker] = []
         try:
             self.check_usable()

@@ -18,13 +18,13 @@ from ...sandbox.interpreter.cells import read_reply
 from ...sandbox.limits import SandboxLimits
 from ...sandbox.session import SandboxSession
 from ...sandbox.shared_server import NUMERIC, SharedServer, borrow
+from ..placements import SandboxOptions
 from ..rpc.client import Worker
 from ..rpc.frames import HEADER, HELLO_ID, SANDBOXED, Reply, pack_hello
 from .bundle import bundle_of, hello_of
-from .options import SandboxOptions
 from .remote import RemoteBackend
 
-PRELOAD = (*NUMERIC, "asyncio", "msgpack", "agentfly.resources.rpc.server", "agentfly.resources.rpc.worker_main")
+PRELOAD = (*NUMERIC, "asyncio", "msgpack", "agentfly.resources.rpc.instance_server", "agentfly.resources.rpc.worker_main")
 MAX_FAILURE = 6 * (SandboxLimits().output_chars + 100)
 REAP_S = 2.0
 """How long to wait until a session that ended by itself is reaped, which tells why it ended."""

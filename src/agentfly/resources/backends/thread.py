@@ -13,8 +13,8 @@ from ...aio.deadline import GRACE_S
 from ...aio.single_task import SingleTask
 from ...aio.threads import WorkerThread
 from ...errors import WorldError
+from ..instance import Backend, Instance
 from ..spec import Spec
-from .base import Backend, Instance
 
 log = logging.getLogger(__name__)
 

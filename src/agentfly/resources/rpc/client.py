@@ -21,7 +21,7 @@ from ..spec import Spec
 from .frames import HELLO_ID, NEW, BadFrame, FrameLimits, FrameReader, Reply, error_of, pack_call
 
 MAX_STRAY = 1000
-"""How many replies without a waiting call a worker with limits may send."""
+"""How many replies without a waiting call a worker with limits may send beyond those that a call waits for."""
 
 
 class Worker(asyncio.Protocol):
@@ -171,6 +171,7 @@ class Worker(asyncio.Protocol):
             future = self._calls.get(reply.id)
             if future is not None and not future.done():
                 future.set_result(reply)
+                self._stray = max(0, self._stray - 1)  # every call that is given up may leave a late reply
             elif not self.unasked(reply) and self.limits is not None:
                 self._stray += 1  # late, or not asked for
                 if self._stray > MAX_STRAY:

@@ -42,7 +42,7 @@ class FrameLimits(NamedTuple):
 
 SANDBOXED = FrameLimits(frame=16 << 20, values=100_000, at_once=1000)
 """For a worker that may run code of a model: reading what it sends takes at most some hundredths of a second."""
-SERVED = FrameLimits(frame=MAX_FRAME, values=100_000)
+SERVED = FrameLimits(frame=MAX_FRAME, values=100_000, at_once=1000)
 """For a server that reads what trainers send: long texts may come, and a list of millions of empty lists may not."""
 _ENDS_A_CHAIN = (errors.ToolError, errors.RolloutError)
 

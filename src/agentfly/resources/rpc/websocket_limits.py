@@ -1,4 +1,4 @@
-"""WebSocket connections with the limits that both ends of an environment server share. Needs `agentfly[serve]`.
+"""WebSocket connections: the limits and the batching that both ends of an environment server share. Needs `agentfly[serve]`.
 
 `websockets` bounds messages, queues and handshakes. `limited` adds three bounds:
 
@@ -21,6 +21,8 @@ STALL_S = 60.0
 CLOSE_S = 2.0
 MAX_QUEUE = 8
 MAX_FRAGMENTS = 1024
+MAX_BATCH, MAX_BATCH_FRAMES = 1 << 20, 1000
+"""Bytes and frames of one message. A larger frame has a message to itself, and readers accept as many frames at once."""
 
 log = logging.getLogger(__name__)
 _quiet = logging.getLogger(f"{__name__}.websockets")
@@ -99,6 +101,32 @@ def limited(base: Any) -> Any:
                 self._stalled = None
 
     return LimitedConnection
+
+
+class FrameBatch:
+    """Sends the frames of one tick of the event loop as one WebSocket message, without waiting for the peer."""
+
+    def __init__(self, socket: Any) -> None:
+        self._socket = socket
+        self._broadcast = websockets().asyncio.server.broadcast  # the library's `send` that never waits
+        self._frames: list[bytes] = []
+        self._size = 0
+
+    def send(self, data: bytes) -> None:
+        """Send a frame, which the library drops if the connection is closed."""
+        if self._size + len(data) > MAX_BATCH or len(self._frames) == MAX_BATCH_FRAMES:
+            self._flush()
+        if not self._frames:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._frames.append(data)
+        self._size += len(data)
+
+    def _flush(self) -> None:
+        if self._frames:
+            data = b"".join(self._frames)
+            self._frames.clear()
+            self._size = 0
+            self._broadcast([self._socket], data)
 
 
 def reason_of(closed: Any) -> str:

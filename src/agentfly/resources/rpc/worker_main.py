@@ -1,6 +1,6 @@
 """The program of a worker process, run by path: `python -I worker_main.py CHANNEL LIFE PARENT`.
 
-    tie to the trainer --> read the hello from CHANNEL --> take over the trainer's import path --> server.serve
+    tie to the trainer --> read the hello from CHANNEL --> take over the trainer's import path --> instance_server.serve
 
 Nothing of AgentFly or of any package is imported before the path is known. Two ties end the worker with the trainer:
 
@@ -85,7 +85,7 @@ def main() -> None:
     tie_to(int(sys.argv[3]), int(sys.argv[2]))
     hello = read_hello(channel)
     sys.path[:] = hello["path"]
-    from agentfly.resources.rpc.server import serve
+    from agentfly.resources.rpc.instance_server import serve
 
     serve(channel, hello)
 
@@ -105,7 +105,7 @@ def become_worker(channel: socket.socket) -> None:
     for path in reversed(hello["path"]):
         if path not in sys.path:
             sys.path.insert(0, path)
-    from agentfly.resources.rpc.server import serve
+    from agentfly.resources.rpc.instance_server import serve
 
     serve(channel, hello)
 

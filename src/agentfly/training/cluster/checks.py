@@ -16,7 +16,8 @@ from ...config import Config
 from ...engines import engine_options
 from ...errors import ConfigError, EngineError
 from ...fleet.node_launcher import NodeLauncher, check_node
-from ...fleet.ray_cluster import Cluster, Host, Node, Share
+from ...fleet.ray_cluster import Cluster
+from ...fleet.reservation import Node, Reservation, Share
 
 PACKAGES = {
     "agentfly.envs.scienceworld": ("scienceworld", "py4j"),
@@ -99,7 +100,7 @@ def check_room(nodes: Sequence[Node], shares: Sequence[tuple[str, str, Share]]) 
 def _check_node(cluster: Cluster, config: Config, node: Node) -> str:
     """Returns a sentence about a node that does not answer: it is not used for now. Raises ConfigError."""
     try:
-        host = cluster.place("check 0", Share(0.0), only=node.id, timeout_s=30.0)
+        host = cluster.reserve("check 0", Share(0.0), only=node.id, timeout_s=30.0)
     except EngineError:
         return f"node {node.name} of the cluster does not answer: the run starts without it"
     try:
@@ -112,7 +113,7 @@ def _check_node(cluster: Cluster, config: Config, node: Node) -> str:
     return ""
 
 
-def check_files(host: Host, config: Config) -> None:
+def check_files(host: Reservation, config: Config) -> None:
     """Raises ConfigError if the node lacks a package or a file that the recipe needs there. Raises EngineError."""
     modules, files = needs(config)
     name = host.node.name

@@ -1,4 +1,4 @@
-"""What runs in the process of an environment host: it lends instances through `resources.rpc.host_server`.
+"""What runs in the process of an environment host: it lends instances through `resources.rpc.env_server`.
 
     hello --> "open" {kinds, token}: try out every kind, listen --> reply: the address --> lend, "status" {instances} --> "stop"
 
@@ -8,13 +8,15 @@ The status is sent by the event loop, so an environment that blocks it does not 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import traceback
 from collections.abc import Mapping
 from typing import Any
 
 from ...fleet.link import Connection, Message
-from ...resources.rpc.host_server import HostServer, kind_from
+from ...resources.rpc.env_server import EnvServer
+from ...resources.rpc.served_kind import kind_from
 
 STATUS_S = 0.25
 
@@ -34,17 +36,15 @@ async def _serve(ticket: Mapping[str, Any]) -> None:
     if opening.kind == "stop":
         return
     try:
-        kinds = map(kind_from, opening.value["kinds"])
-        async with HostServer(kinds, host=ticket["here"], token=opening.value["token"]) as server:
+        kinds = [kind_from(value) for value in opening.value["kinds"]]
+        async with EnvServer(kinds, most=None, host=ticket["here"], token=opening.value["token"]) as server:
             connection.send("reply", opening.id, server.url)
-            message = None
-            while message is None or message.kind != "stop":
-                connection.send("status", 0, {"instances": server.num_instances})
-                try:
+            stopped = False
+            while not stopped:
+                connection.send("status", 0, {"instances": server.lent})
+                with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(STATUS_S):
-                        message = await inbox.get()
-                except TimeoutError:
-                    continue
+                        stopped = (await inbox.get()).kind == "stop"
     except Exception as error:  # noqa: BLE001 - the trainer raises it, and ends this process
         connection.send("error", opening.id, [type(error).__name__, str(error), traceback.format_exc()])
         await inbox.get()

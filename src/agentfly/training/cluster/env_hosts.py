@@ -24,10 +24,10 @@ from ...fleet.launcher import Launcher
 from ...fleet.link import Message
 from ...fleet.member import Member, MemberLost
 from ...fleet.node_launcher import NodeLauncher
-from ...fleet.ray_cluster import Share
+from ...fleet.reservation import Share
 from ...resources import Spec
-from ...resources.hosts import HostAddress, HostDirectory
-from ...resources.rpc.host_server import kind_value
+from ...resources.directory import ServerAddress, ServerDirectory
+from ...resources.rpc.served_kind import kind_value
 from ...resources.spec import READY_S
 from ...rollout import Plan, open_environments
 from ...rollout.setup import RunnableAgent, environment_kinds
@@ -52,7 +52,7 @@ class HostMember(Member):
 class EnvHosts(Role[HostMember]):
     """The environment hosts of a run. `async with EnvHosts(...) as hosts:` returns when all of them are live.
 
-    `address` is where the nodes reach this process. `on_change(value)` is called with what `HostDirectory.take` reads, each
+    `address` is where the nodes reach this process. `on_change(value)` is called with what `ServerDirectory.take` reads, each
     time that a host is live or was lost. Raises ConfigError if a kind cannot be used on a node, or no node has room.
     """
 
@@ -77,9 +77,8 @@ class EnvHosts(Role[HostMember]):
         self.fleet: Fleet[HostMember] = Fleet(
             launcher, self, count, health_s=health_s, start_s=READY_S, address=address, note=note
         )
-        self.stuck_s = stuck_s
-        self.directory = HostDirectory(secrets.token_hex(32))
-        self._on_change = on_change
+        self.stuck_s, self._on_change = stuck_s, on_change
+        self.directory = ServerDirectory(secrets.token_hex(32))
         self._kinds = [kind_value(kind) for kind in kinds]
         self._names = ", ".join(kind.name for kind in kinds)
         self._losses: dict[str, str] = {}
@@ -132,7 +131,7 @@ class EnvHosts(Role[HostMember]):
 
     def changed(self) -> None:
         """Bring the directory of every process up to date."""
-        live = [HostAddress(member.name, member.url, member.attempt) for member in self.fleet.live]
+        live = [ServerAddress(member.name, member.url, member.attempt) for member in self.fleet.live]
         failure = self.fleet.failure
         if live == list(self.directory.counts) and failure is None:
             return

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ...config import Config
-from ...fleet.ray_cluster import Cluster, Share
+from ...fleet.ray_cluster import Cluster
+from ...fleet.reservation import Share
 from . import on_cluster
 from .checks import check_cluster, learner_gpus
 
@@ -19,8 +20,7 @@ def joined_cluster(config: Config, note: Callable[[str], None]) -> Iterator[Clus
         return
     with on_cluster(config, note) as cluster:
         check_cluster(cluster, config, note)
-        nodes = cluster.nodes()
-        if learner_gpus(config, nodes):
-            held = cluster.place("learner 0", Share(0.0, 0.0, 1.0), only=cluster.own.id)
+        if learner_gpus(config, cluster.nodes()):
+            held = cluster.reserve("learner 0", Share(0.0, 0.0, 1.0), only=cluster.own.id)
             note(f"the learner's GPU on node {held.node.name} is reserved: {', '.join(held.about['gpus'])}")
         yield cluster

@@ -28,7 +28,8 @@ from ...fleet.fleet import Fleet, Role
 from ...fleet.link import Message
 from ...fleet.member import Member
 from ...fleet.node_launcher import check_node, check_reach, run_on
-from ...fleet.ray_cluster import Cluster, Host, HostProcess, Node, Share
+from ...fleet.ray_cluster import Cluster
+from ...fleet.reservation import Node, NodeProcess, Reservation, Share
 from ..ranks.process import FROZEN, QUIET, SILENT_UNSEEN_S, Rank, free_port, interface_variables, start_here, why_ended
 from .checks import check_files, check_room, shares_of
 
@@ -127,10 +128,10 @@ class PlacedLauncher:
 
     takes_long = True
 
-    def __init__(self, hosts: Sequence[Host]) -> None:
+    def __init__(self, hosts: Sequence[Reservation]) -> None:
         self._hosts = hosts
 
-    def start(self, index: int, ticket: Mapping[str, Any]) -> HostProcess:
+    def start(self, index: int, ticket: Mapping[str, Any]) -> NodeProcess:
         check_reach(self._hosts[index], ticket["address"])
         return run_on(self._hosts[index], ticket, {})
 
@@ -147,8 +148,8 @@ class ClusterRanks:
         device = engine_options(config.agent.engine).get("device")
         gpus = own.gpus >= 1 if device is None else str(device).startswith("cuda")
         self._share = Share(config.learner.cpus, config.learner.memory_gib, float(gpus))
-        self._own: Host | None = None
-        self._hosts: list[Host] = []
+        self._own: Reservation | None = None
+        self._hosts: list[Reservation] = []
         self._avoid: set[str] = set()
         self._attempts = 0
         self._fleet: Fleet[RankMember] | None = None
@@ -208,13 +209,13 @@ class ClusterRanks:
         """Reserve a share for every rank, in the order of nodes. Raises EngineError if one finds no room in time."""
         until = time.monotonic() + (PLACE_S if self._attempts == 1 else PLACE_AGAIN_S)
         if self._own is None or self._own.lost is not None:
-            self._own = self._cluster.place(
+            self._own = self._cluster.reserve(
                 "rank 0", self._share, only=self._cluster.own.id, timeout_s=until - time.monotonic()
             )
         own = self._own.node.id
         for number in range(1, self._config.learner.ranks):
             left_s = max(1.0, until - time.monotonic())
-            self._hosts.append(self._cluster.place(f"rank {number}", self._share, avoid=self._avoid, timeout_s=left_s))
+            self._hosts.append(self._cluster.reserve(f"rank {number}", self._share, avoid=self._avoid, timeout_s=left_s))
         self._hosts.sort(key=lambda host: (host.node.id != own, host.node.name))
 
     def _start(self, arguments: Sequence[str]) -> list[Rank]:
@@ -286,7 +287,7 @@ def check_ranks(nodes: Sequence[Node], own: Node, share: Share, config: Config) 
     check_room(nodes, ranks + shares_of(config, nodes))
 
 
-def places_of(hosts: Sequence[Host]) -> list[dict[str, str]]:
+def places_of(hosts: Sequence[Reservation]) -> list[dict[str, str]]:
     """The environment variables of each rank on its node; `hosts` holds rank 0's share first.
 
     All ranks of a node see the GPUs of all of them, as NCCL wants it, and use that of their local rank.
@@ -300,7 +301,7 @@ def places_of(hosts: Sequence[Host]) -> list[dict[str, str]]:
     return found
 
 
-def check_folders(hosts: Sequence[Host], arguments: Sequence[str], config: Config) -> None:
+def check_folders(hosts: Sequence[Reservation], arguments: Sequence[str], config: Config) -> None:
     """Raises ConfigError if what the ranks share is not the same on every node, EngineError if a node does not answer."""
     resumed = resumed_folder(arguments)
     runs = Path(config.run.dir) if resumed is None else resumed

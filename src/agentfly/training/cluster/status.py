@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import AgentFlyError
-from ...fleet.ray_cluster import Cluster, Placed
+from ...fleet.ray_cluster import Cluster
 from . import current_cluster
 
 KINDS = {"sampler": "samplers", "environment host": "env_hosts", "rank": "ranks"}
@@ -35,7 +35,7 @@ def cluster_metrics() -> dict[str, float]:
     """What this run has on each node now; nothing without a cluster."""
     cluster = current_cluster()
     found: dict[str, float] = {}
-    for host in [] if cluster is None else cluster.hosts():
+    for host in [] if cluster is None else cluster.reservations():
         node, kind = f"cluster/{host.node.name}", kind_of(host.name)
         added = {"cpus": host.share.cpus, **({kind: 1.0} if kind in ("samplers", "env_hosts") else {})}
         for name, value in added.items():
@@ -72,7 +72,7 @@ def _tell(cluster: Cluster, told: Mapping[str, Any]) -> None:
 
 def read_status(cluster: Cluster) -> dict[str, Any]:
     """The nodes with what is free and what is placed there, and the runs that use them."""
-    placed = [each for each in cluster.placed() if kind_of(each.name)]
+    placed = [each for each in cluster.reserved() if kind_of(each.name)]
     told = cluster.told()
     nodes = [
         {
@@ -82,7 +82,7 @@ def read_status(cluster: Cluster) -> dict[str, Any]:
             "cpus": [node.free_cpus, node.cpus],
             "memory_gib": [round(node.free_memory_gib, 2), round(node.memory_gib, 2)],
             "gpus": [node.free_gpus, node.gpus],
-            **_counts(each for each in placed if each.node == node.name),
+            **_counts(each.name for each in placed if each.node == node.name),
         }
         for node in sorted(cluster.nodes(), key=lambda each: each.name)
     ]
@@ -91,12 +91,12 @@ def read_status(cluster: Cluster) -> dict[str, Any]:
         own = [each for each in placed if each.run == run]
         said = told.get(run) or {"directory": "", "step": 0, "chains": {}, "pools": {}}
         hosts = [{"name": each.name, "node": each.node} for each in own]
-        runs.append({**said, **_counts(own), "hosts": hosts})
+        runs.append({**said, **_counts(each.name for each in own), "hosts": hosts})
     return {"nodes": nodes, "runs": runs}
 
 
-def _counts(placed: Iterable[Placed]) -> dict[str, int]:
-    found = Counter(kind_of(each.name) for each in placed)
+def _counts(names: Iterable[str]) -> dict[str, int]:
+    found = Counter(map(kind_of, names))
     return {kind: found[kind] for kind in WORDS}
 
 

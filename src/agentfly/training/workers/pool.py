@@ -96,7 +96,7 @@ class WorkerPool(Role[Replica]):
         self.counts: Counter[str] = Counter()
         """Chains that were run again, and lost, because their worker died."""
         self.hosts: dict[str, Any] | None = None
-        """Where the environments live, if not beside the chains: what `HostDirectory.take` reads."""
+        """Where the environments live, if not beside the chains: what `ServerDirectory.take` reads."""
         self._opening, self._bring_up = opening, bring_up
         self._retired: Counter[str] = Counter()
         self._by_node: Counter[str] = Counter()  # chains that ended since `step_metrics`, if workers are on nodes of a cluster

@@ -31,7 +31,7 @@ from ...engines.prompt import Probe
 from ...errors import ConfigError, EngineError
 from ...fleet.link import Connection, Message
 from ...protocols import PreparedEngine
-from ...resources.hosts import HostDirectory
+from ...resources.directory import ServerDirectory
 from ...resources.rpc.frames import MAX_ERROR_TEXT
 from ...resources.rpc.worker_main import die
 from ...rollout import Activities, Plan, open_environments, open_task, run_chain
@@ -55,7 +55,7 @@ class RolloutWorker:
         self.stopped = asyncio.Event()
         self.connection = Connection(ticket, self.receive)
         self.activities = Activities()
-        self.hosts = HostDirectory()
+        self.hosts = ServerDirectory()
         self.resources = AsyncExitStack()
         self.agent: BaseAgent | None = None
         self.plan: Plan | None = None

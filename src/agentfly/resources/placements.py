@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, Literal, get_args
 
-from ...errors import ConfigError
-from ...net.address import is_url
-from ...schema import Name, Rule, check_fields, setting
-from ..hosts import HostDirectory
+from ..errors import ConfigError
+from ..net.address import is_url
+from ..schema import Name, Rule, check_fields, setting
+from .directory import ServerDirectory
 
 LocalTier = Literal["namespace", "landlock", "process"]
 """Strongest first."""
@@ -96,7 +96,7 @@ class HttpOptions:
 
     `url`          ws://host:port (or wss://, http://, https://); several: instances are spread over them
     `token_env`    the environment variable that holds the server's token
-    `limit_s`      the time of one call; after it the connection is closed and replaced
+    `limit_s`      the time of one call; after it the instance is closed and replaced
     `ping_s`       how often a silent server is pinged; after three times that it counts as dead
     """
 
@@ -117,23 +117,21 @@ class HttpOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostsOptions:
-    """Placement `hosts`: on the environment hosts of a cluster. A run sets it (`cluster.env_hosts`), a config cannot.
+class FleetOptions:
+    """Placement `hosts`: on the environment servers of a run. A run sets it (`cluster.env_hosts`), a config cannot.
 
-    `directory`    the `HostDirectory` of this process
-    `inside`       the `Spec` of the instances on a host
+    `directory`    the `ServerDirectory` of this process
     """
 
     directory: Any = None
-    inside: Any = None
     limit_s: None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.directory, HostDirectory):
+        if not isinstance(self.directory, ServerDirectory):
             raise ConfigError("placement 'hosts' is set by cluster.env_hosts, which starts the hosts: remove it")
 
 
-PlacementOptions = SandboxOptions | ContainerOptions | HttpOptions | HostsOptions
+PlacementOptions = SandboxOptions | ContainerOptions | HttpOptions | FleetOptions
 PLACEMENTS: dict[str, tuple[str, type[PlacementOptions] | None]] = {
     "loop": ("thread:LoopBackend", None),
     "thread": ("thread:ThreadBackend", None),
@@ -141,7 +139,7 @@ PLACEMENTS: dict[str, tuple[str, type[PlacementOptions] | None]] = {
     "sandbox": ("sandbox:SandboxBackend", SandboxOptions),
     "container": ("container:ContainerBackend", ContainerOptions),
     "http": ("http:HttpBackend", HttpOptions),
-    "hosts": ("hosts:HostsBackend", HostsOptions),
+    "hosts": ("http:HttpBackend", FleetOptions),
 }
 """The backend of each placement, which is imported when a pool of that placement is made, and the class of its options."""
 _NAMES = {placement: [each.name for each in fields(cls)] if cls else [] for placement, (_, cls) in PLACEMENTS.items()}

@@ -28,7 +28,7 @@ CLOSE_S = 10.0
 
 
 @dataclass(slots=True)
-class HostedInstance:
+class ServedInstance:
     """An environment in this worker, its thread, the tasks of its async calls, and the one in which they run."""
 
     thread: WorkerThread | None
@@ -37,7 +37,7 @@ class HostedInstance:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     @classmethod
-    def make(cls, name: str, thread: WorkerThread | None) -> HostedInstance:
+    def make(cls, name: str, thread: WorkerThread | None) -> ServedInstance:
         def close() -> Any:
             return None if made.env is None else made.env.close()
 
@@ -45,7 +45,7 @@ class HostedInstance:
         return made
 
 
-class EnvHost(asyncio.Protocol):
+class InstanceServer(asyncio.Protocol):
     """The instances of one worker, and the connection to the trainer."""
 
     def __init__(self, hello: dict[str, Any], ended: asyncio.Future[None]) -> None:
@@ -53,7 +53,7 @@ class EnvHost(asyncio.Protocol):
         self.ended = ended
         self.loop = ended.get_loop()
         self.reader = FrameReader()
-        self.instances: dict[int, HostedInstance] = {}
+        self.instances: dict[int, ServedInstance] = {}
         self.make: Callable[..., Any] | None = None
         self.transport: asyncio.WriteTransport | None = None
         self.ending: set[asyncio.Task[None]] = set()
@@ -78,7 +78,7 @@ class EnvHost(asyncio.Protocol):
     def handle(self, call: Call) -> None:
         if call.method == NEW:
             thread = None if self.hello["per_process"] == 1 else WorkerThread(f"instance-{call.instance}")
-            instance = self.instances[call.instance] = HostedInstance.make(self.hello["target"].rpartition(":")[2], thread)
+            instance = self.instances[call.instance] = ServedInstance.make(self.hello["target"].rpartition(":")[2], thread)
             self.dispatch(call.id, instance, partial(self.build, instance), False)
             return
         found = self.instances.get(call.instance)
@@ -97,13 +97,13 @@ class EnvHost(asyncio.Protocol):
             is_async = inspect.iscoroutinefunction(function)
             self.dispatch(call.id, found, partial(function, *call.args, **call.kwargs), is_async)
 
-    def build(self, instance: HostedInstance) -> None:
+    def build(self, instance: ServedInstance) -> None:
         if self.make is None:
             self.make = plugins.resolve("envs", self.hello["target"])
         assert self.make is not None
         instance.env = self.make(**self.hello["options"])
 
-    def dispatch(self, call_id: int, instance: HostedInstance, call: Callable[[], Any], is_async: bool) -> None:
+    def dispatch(self, call_id: int, instance: ServedInstance, call: Callable[[], Any], is_async: bool) -> None:
         if instance.thread is not None and not is_async:
             # `submit` does not await what `call` returns: an awaitable is awaited here, on the main loop.
             instance.thread.submit(call, partial(self.finish_later, call_id, instance))
@@ -114,11 +114,11 @@ class EnvHost(asyncio.Protocol):
             value, error = None, raised
         self.finish(call_id, instance, value, error)
 
-    def finish_later(self, call_id: int, instance: HostedInstance, value: Any, error: BaseException | None) -> None:
+    def finish_later(self, call_id: int, instance: ServedInstance, value: Any, error: BaseException | None) -> None:
         """`finish`, from the thread of the instance."""
         self.loop.call_soon_threadsafe(self.finish, call_id, instance, value, error)
 
-    def finish(self, call_id: int, instance: HostedInstance, value: Any, error: BaseException | None) -> None:
+    def finish(self, call_id: int, instance: ServedInstance, value: Any, error: BaseException | None) -> None:
         if error is None and inspect.isawaitable(value):
             task = self.loop.create_task(self.wait(call_id, instance.home.run(value)))
             instance.tasks.add(task)
@@ -134,7 +134,7 @@ class EnvHost(asyncio.Protocol):
         else:
             self.reply(call_id, value, None)
 
-    def drop(self, call_id: int, number: int, instance: HostedInstance) -> None:
+    def drop(self, call_id: int, number: int, instance: ServedInstance) -> None:
         """End an instance whose call was given up: stop its calls and close it."""
         del self.instances[number]
         for task in instance.tasks:
@@ -172,5 +172,5 @@ async def _serve(channel: socket.socket, hello: dict[str, Any]) -> None:
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
     channel.setblocking(False)
-    await loop.create_connection(lambda: EnvHost(hello, ended), sock=channel)
+    await loop.create_connection(lambda: InstanceServer(hello, ended), sock=channel)
     await ended  # for the worker's whole life

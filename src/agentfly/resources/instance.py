@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from ...aio.deadline import Expired, within
-from ...errors import ConfigError
-from ...types import Task
-from ..spec import Spec
-from .options import PLACEMENTS
+from ..aio.deadline import Expired, within
+from ..errors import ConfigError
+from ..types import Task
+from .placements import PLACEMENTS
+from .spec import Spec
 
 log = logging.getLogger(__name__)
 
@@ -105,5 +105,5 @@ class Backend:
 def backend_of(spec: Spec) -> Backend:
     """The backend of a pool. Raises ConfigError if no worker can import the environment, or the placement is not usable."""
     module, _, name = PLACEMENTS[spec.placement][0].partition(":")
-    backend: Backend = getattr(import_module(f".{module}", __package__), name)(spec)
+    backend: Backend = getattr(import_module(f".backends.{module}", __package__), name)(spec)
     return backend
