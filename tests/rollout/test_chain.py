@@ -16,7 +16,7 @@ from agentfly.learn.samples import to_samples
 from agentfly.protocols import Engine, TrainableEngine
 from agentfly.rollout import check_prompts, make_plan
 from agentfly.testing import ByteRenderer, GuessEnv, ScriptedEngine
-from agentfly.training.loop import trainable_engine
+from agentfly.build import trainable_engine
 from agentfly.types import Message, Outcome, Sampling, Trajectory
 
 CALL = 'Thought: multiply\nAction: multiply\nInput: {"a": 6, "b": 7}'
