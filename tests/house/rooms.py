@@ -40,7 +40,7 @@ ROOMS = {
     "render": Room(4, 4_130),
     "kernels": Room(4, 1_310),
     "sandbox": Room(5, 2_790),
-    "engines": Room(5, 4_710),
+    "engines": Room(5, 4_725),
     "resources": Room(6, 3_880),
     "rewards": Room(6, 2_200),
     "fleet": Room(7, 1_300),
@@ -127,14 +127,14 @@ MAX_LINES_OF_A_FILE = 450
 MAX_LINES_OF_A_FUNCTION = 80
 MAX_DOCSTRING_OF_A_MODULE = 12
 MAX_IMPORT_CHAIN = 29
-MAX_ANY = 869
+MAX_ANY = 599
 
 # What stands above a limit today. A row goes when its file, function, name or folder keeps the limit: the test asks for it.
 LONG_FILES: dict[str, int] = {
     "cli/commands.py": 479,
     "config.py": 639,
     "engines/local/decode_batch.py": 532,
-    "engines/local/engine.py": 591,
+    "engines/local/engine.py": 592,
     "envs/check.py": 459,
     "fleet/ray_cluster.py": 600,
     "learn/learner.py": 764,

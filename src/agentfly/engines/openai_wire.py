@@ -122,14 +122,14 @@ def _text(value: Any) -> str:
     return clean(value or "")
 
 
-def _content(value: Any) -> str:
+def _content(value: object) -> str:
     """The content of a message: a text, null, or a list of parts, whose texts are joined. Raises TypeError, KeyError."""
     if isinstance(value, list):
         return "".join(_text(part["text"]) for part in value if part["type"] in ("text", "output_text"))
     return _text(value)
 
 
-def _complete(text: str, calls: list[_WireCall], finish: Any) -> Completion:
+def _complete(text: str, calls: list[_WireCall], finish: object) -> Completion:
     read = [call.read() for call in calls[:MAX_CALLS]]
     if len(calls) > MAX_CALLS:
         read.append(ToolCall("", {}, error=f"only the first {MAX_CALLS} calls of a reply are read"))
@@ -154,7 +154,7 @@ def _message(message: Message, native: bool) -> dict[str, Any]:
     return out
 
 
-def _image(image: Any) -> dict[str, Any]:
+def _image(image: object) -> dict[str, Any]:
     if isinstance(image, bytes):
         image = "data:image/png;base64," + base64.b64encode(image).decode()
     if not isinstance(image, str):

@@ -44,11 +44,11 @@ _PATTERNS = [(re.compile(re.sub(r"<\w+>", ".+", re.escape(name))), metric) for n
 
 def describe(name: str) -> Metric:
     """The row of a metric, or of the pattern that matches its name. Raises UnknownName."""
-    found = _find(name)
-    if found is None:
+    metric = _find(name)
+    if metric is None:
         near = difflib.get_close_matches(name, METRICS, n=1, cutoff=0.5)
         raise UnknownName(f"no metric is called {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    return found
+    return metric
 
 
 def unknown(names: Iterable[str]) -> list[str]:
@@ -139,7 +139,7 @@ def _components(scored: Sequence[Trajectory]) -> dict[str, float]:
     for trajectory in scored:
         for name, value in trajectory.components.items():
             values.setdefault(name, []).append(value)
-    return {f"reward/component/{name}": _mean(found) for name, found in sorted(values.items())}
+    return {f"reward/component/{name}": _mean(component) for name, component in sorted(values.items())}
 
 
 def _mean(values: Sequence[float]) -> float:
