@@ -90,6 +90,14 @@ class Recorder:
         self._put(lambda store: _set_live(store, now, [], []))
         self._put(lambda store: store.set_meta(values))
 
+    def truncate_after(self, step: int) -> None:
+        """Delete what the store holds of later steps."""
+        self.writer.store.truncate_after(step)
+
+    def close(self) -> None:
+        """Close the store."""
+        self.writer.store.close()
+
     # ---- events ----------------------------------------------------------------------------------------------------------
 
     def event(self, kind: str, who: str | None = None, data: dict[str, Any] | None = None) -> None:

@@ -28,15 +28,7 @@ from typing import Any
 from ..display import Displayed, data_frame, run_html
 from ..errors import AgentFlyError
 from ..protocols import PreparedEngine, RecordingLearner
-from ..rollout import (
-    Group,
-    GroupStream,
-    Pace,
-    Plan,
-    as_groups,
-    most_in_flight,
-    watchdog,
-)
+from ..rollout import Group, GroupStream, Pace, Plan, as_groups, most_in_flight, watchdog
 from ..types import Completion, TokenRecord, Trajectory
 from ..watch.held_out import interval_text, left_out
 from ..watch.metrics import rollout_metrics
@@ -319,13 +311,9 @@ class Trainer:
         """The stream of groups, which goes on with the draws of the checkpoint if there are any."""
         rollout = self.config.rollout
         pace = Pace(
-            num_tasks=rollout.num_tasks,
-            num_chains=rollout.num_chains,
-            num_steps=self.config.train.steps,
-            max_lag=rollout.max_lag,
-            depth=rollout.steps_ahead,
-            at_limit=rollout.at_limit,
-        )
+            num_tasks=rollout.num_tasks, num_chains=rollout.num_chains, num_steps=self.config.train.steps,
+            max_lag=rollout.max_lag, depth=rollout.steps_ahead, at_limit=rollout.at_limit,
+        )  # fmt: skip
         total = rollout.num_tasks * rollout.num_chains
 
         def show(group: Group, trajectory: Trajectory) -> None:

@@ -53,7 +53,6 @@ class Parts:
     ledger: Ledger
     probe: Probe
     breakdown: Breakdown
-    store: RunStore
     writer: StoreWriter
     saver: Saver
     opening: dict[str, float]
@@ -67,27 +66,19 @@ class Parts:
     def close(self) -> None:
         self.saver.close()
         self.observe.close()
-        self.store.close()
 
 
 def open_parts(
-    config: Config,
-    agent: BaseAgent,
-    train_tasks: Sequence[Task],
-    validation_tasks: Sequence[Task],
-    directory: RunDirectory,
-    observe: Observers,
-    *,
-    warm: bool,
-    ranks: RankGroup | None = None,
-) -> Parts:
-    """Open the model and make the parts. `warm` includes the warm start; `ranks` is the group that this process leads.
+    config: Config, agent: BaseAgent, train: Sequence[Task], validation: Sequence[Task], directory: RunDirectory,
+    observe: Observers, *, warm: bool, ranks: RankGroup | None = None,
+) -> Parts:  # fmt: skip
+    """Open the model and make the parts of a run on these tasks. The recorder and the trackers join `observe`.
 
-    The recorder and the trackers join `observe`.
+    `warm`: begin with the warm start. `ranks` is the group that this process leads.
     """
-    from ..learn.model.storage import seed_torch
+    from ..learn.model.storage import computes_in_full, seed_torch
 
-    rollout = config.rollout
+    rollout, sampling = config.rollout, config.sampling
     observe.phase(f"opening the model {config.agent.model}")
     engine = adapt_model(config, agent, observe.note)
     opening = warm_start(config, agent, observe) if warm else {}
@@ -96,68 +87,42 @@ def open_parts(
         engine.at_update = rollout.at_update
     exact = ranks is not None or engine.shares_weights or (isinstance(engine, ReplicatedEngine) and engine.exact)
     learner = build_learner(config, engine.model, exact=exact) if ranks is None else lead_ranks(config, engine, ranks)
-    store = RunStore(directory.database)
-    writer = StoreWriter(store, warn=observe.note)
+    writer = StoreWriter(RunStore(directory.database), warn=observe.note)
     breakdown = Breakdown(engine.stats, writer, observe)
     plan = build_plan(config, agent, breakdown.activities)
     observe.note(f"learner: {learner.path}; seed {config.seed}, {threads} threads on {engine.model.device}")
     for idle in without_effect(config, plan.limits.chain_timeout_s, exact):
         observe.note(f"warning: {idle}")
-    observe.phase("checking the prompts", len(train_tasks) + len(validation_tasks), "tasks")
+    observe.phase("checking the prompts", len(train) + len(validation), "tasks")
     if (alone := learner.critic_warmup_steps) and not learner.version:
         observe.note(f"the critic learns alone in the first {alone} steps (train.critic_warmup_steps)")
     engine.publish(learner.version)
-    check_prompts(plan, train_tasks)
-    check_prompts(plan, validation_tasks)
-    ledger = make_ledger(config, engine, copied=ranks is not None)
-    prompt_ids = open_task(plan, train_tasks[0]).prompt_ids if train_tasks else [0]
+    check_prompts(plan, train)
+    check_prompts(plan, validation)
+    prompt_ids = open_task(plan, train[0]).prompt_ids if train else [0]
     sharing = rollout.num_tasks * rollout.num_chains if engine.shares_weights else 1  # a copy has its own proof
-    observe.add(Recorder(writer))
-    observe.add(RunWarnings(observe, ledger.max_logprob_gap))
-    name = directory.path.name
-    observe.add(Trackers.open(config.run.trackers, directory.path, config.to_dict(), name, warn=observe.note))
-    saver = Saver(
-        directory.checkpoints,
-        config.train,
-        learner.model,
-        engine.tokenizer,
-        observe.note,
-        writer.flush,
-        snapshot=None if ranks is None else learner.snapshot,
-    )
-    return Parts(
-        config,
-        agent,
-        directory,
-        observe,
-        engine,
-        learner,
-        plan,
-        TaskCursor(train_tasks, shuffle=config.data.shuffle, seed=config.seed),
-        validation_tasks,
-        ledger,
-        Probe(prompt_ids, plan.sampling, sharing),
-        breakdown,
-        store,
-        writer,
-        saver,
-        opening,
-        exact,
-    )
-
-
-def make_ledger(config: Config, engine: TrainableEngine, *, copied: bool) -> Ledger:
-    from ..learn.model.storage import computes_in_full
-
-    sampling, rollout = config.sampling, config.rollout
-    return Ledger(
+    ledger = Ledger(
         max_logprob_gap=config.train.max_logprob_gap,
         bounds=format_of(in_full=computes_in_full(engine.model), exact=engine.shares_weights),
         truncates=not sampling.temperature or sampling.top_p < 1.0 or sampling.top_k > 0 or sampling.min_p > 0.0,
         max_failed_share=config.train.max_failed_share,
         max_lag=rollout.max_lag if rollout.at_limit == "wait" else None,
-        copied=copied,
+        copied=ranks is not None,
     )
+    name, names = directory.path.name, config.run.trackers
+    observe.add(Recorder(writer))
+    observe.add(RunWarnings(observe, ledger.max_logprob_gap))
+    observe.add(Trackers.open(names, directory.path, config.to_dict(), name, warn=observe.note))
+    snapshot = None if ranks is None else learner.snapshot
+    saver = Saver(
+        directory.checkpoints, config.train, learner.model, engine.tokenizer, observe.note, writer.flush, snapshot=snapshot
+    )
+    return Parts(
+        config=config, agent=agent, directory=directory, observe=observe, engine=engine, learner=learner, plan=plan,
+        cursor=TaskCursor(train, shuffle=config.data.shuffle, seed=config.seed), validation_tasks=validation, ledger=ledger,
+        probe=Probe(prompt_ids, sampling, sharing), breakdown=breakdown, writer=writer, saver=saver, opening=opening,
+        exact=exact,
+    )  # fmt: skip
 
 
 def open_rollout(parts: Parts) -> AbstractAsyncContextManager[Plan]:

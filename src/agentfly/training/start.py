@@ -55,7 +55,6 @@ def find_start(directory: RunDirectory, *, resumes: bool, observe: Observer) -> 
 
 def start_over(parts: Parts) -> Start:
     """Drop what a run without a finished step left in the folder."""
-    parts.store.truncate_after(-1)
     parts.observe.truncate_after(-1)
     return Start(opening=parts.opening)
 
@@ -90,27 +89,19 @@ def resume(parts: Parts, checkpoint: Path) -> Start:
     parts.engine.publish(parts.learner.version)
     parts.observe.note(f"resumed at step {step} from {checkpoint}")
     if not same_order:
-        parts.observe.note(
-            "the training rows, data.shuffle or the seed are not those of the saved run: the rows are drawn from the start"
-        )
+        lost = "the training rows, data.shuffle or the seed are not those of the saved run: the rows are drawn from the start"
+        parts.observe.note(lost)
     if not same_validation:
         parts.observe.note("the validation rows are not those of the saved run: their figures cannot be compared")
-    return Start(
-        step,
-        checkpoint,
-        opening,
-        before or first,
-        validations if same_validation and step else {},
-        state.get("stream") if same_order else None,
-        recorded[step],
-    )
+    draws = state.get("stream") if same_order else None
+    after = validations if same_validation and step else {}
+    return Start(step, checkpoint, opening, before or first, after, draws, recorded[step])
 
 
 def _restore_records(parts: Parts, step: int) -> dict[int, dict[str, float]]:
     """Drop the records of later steps; the ledger goes on from the rest. Returns those of step 0 and of this one."""
-    parts.store.truncate_after(step)
     parts.observe.truncate_after(step)
-    rows = parts.store.metrics()
+    rows = parts.writer.store.metrics()
     recorded = {at: {row.name: row.value for row in rows if row.step == at} for at in (0, step)}
     parts.ledger.first_gap = next((row.value for row in rows if row.name == "train/logprob_gap"), None)
     if step:
@@ -143,5 +134,5 @@ def describe_run(parts: Parts, step: int) -> dict[str, Any]:
         "algorithm": algorithm.name,
         "seed": config.seed,
         "total_steps": config.train.steps,
-        "rules": [*(earlier for earlier in parts.store.meta().get("rules", ()) if earlier["from"] <= step), rules],
+        "rules": [*(earlier for earlier in parts.writer.store.meta().get("rules", ()) if earlier["from"] <= step), rules],
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..agents.base import BaseAgent
 from ..build import adapt_model, build_agent, open_directory, trainable_engine
@@ -16,8 +16,7 @@ from ..config import Config
 from ..data import split_rows
 from ..errors import ConfigError
 from ..learn.settings import OptimSettings
-from ..protocols import TrainableEngine
-from ..runs import Recorder, RunDirectory, RunStore, StoreWriter
+from ..runs import Recorder, RunStore, StoreWriter
 from ..runs.checkpoints import STATE, write_checkpoint
 from ..types import Sample
 from ..watch.observers import Observer, Observers, RunWarnings
@@ -25,9 +24,6 @@ from ..watch.progress import Progress
 from ..watch.trackers import Trackers
 from .demonstrations import demo_rows, demo_samples
 from .stopping import StopSignals
-
-if TYPE_CHECKING:
-    from ..learn.supervised import SupervisedLearner
 
 
 @dataclass(slots=True)
@@ -43,7 +39,7 @@ class SftResult:
 
 def sft(config: Config, *, agent: BaseAgent | None = None, progress: Progress | None = None) -> SftResult:
     """Fine-tune the agent's model on demonstrations: `train.steps` steps of `rollout.num_tasks` rows each."""
-    from ..learn.model.storage import seed_torch
+    from ..learn.model.storage import save_checkpoint_model, save_state, seed_torch
     from ..learn.supervised import SupervisedLearner
 
     seed_torch(config.seed, config.run.threads)
@@ -58,61 +54,44 @@ def sft(config: Config, *, agent: BaseAgent | None = None, progress: Progress | 
         directory.check_new()
         directory.write_config(config.to_toml())
         progress.opened(directory.path)
-        return _tune(config, learner, engine, directory, train, held, progress, signals)
+        writer = StoreWriter(RunStore(directory.database), warn=progress.note)
+        names = config.run.trackers
+        trackers = Trackers.open(names, directory.path, config.to_dict(), directory.path.name, warn=progress.note)
+        observe = Observers(progress, recorder := Recorder(writer), trackers)
+        observe.add(RunWarnings(observe))
+        observe.truncate_after(-1)
+        before = learner.evaluate(held)["eval/loss"]
+        order = random.Random(config.seed)
+        step = 0
+        # A signal ends the loop after its update; the checkpoint below keeps the steps done so far.
+        with progress, signals.calling(lambda: None):
+            try:
+                with writer, observe.running(**_description(config)):
+                    for step in range(1, config.train.steps + 1):
+                        observe.begin(step)
+                        metrics = learner.update(order.choices(train, k=config.rollout.num_tasks))
+                        if config.train.validate_every and step % config.train.validate_every == 0:
+                            metrics["validation/nll"] = learner.evaluate(held)["eval/loss"]
+                        observe.log(metrics, step)
+                        recorder.look({})
+                        observe.step(step, metrics)
+                        if signals.received is not None:
+                            recorder.stopped = f"stopped by {signals.received.name}"
+                            break
+            finally:
+                observe.close()
 
+            def write(folder: Path) -> None:
+                save_checkpoint_model(engine.model, engine.tokenizer, folder)
+                save_state(folder / STATE, {"step": step})
 
-def _tune(
-    config: Config,
-    learner: SupervisedLearner,
-    engine: TrainableEngine,
-    directory: RunDirectory,
-    train: list[Sample],
-    held: list[Sample],
-    progress: Progress,
-    signals: StopSignals,
-) -> SftResult:
-    from ..learn.model.storage import save_checkpoint_model, save_state
-
-    store = RunStore(directory.database)
-    store.truncate_after(-1)
-    writer = StoreWriter(store, warn=progress.note)
-    trackers = Trackers.open(config.run.trackers, directory.path, config.to_dict(), directory.path.name, warn=progress.note)
-    observe = Observers(progress, recorder := Recorder(writer), trackers)
-    observe.add(RunWarnings(observe))
-    observe.truncate_after(-1)
-    before = learner.evaluate(held)["eval/loss"]
-    order = random.Random(config.seed)
-    step = 0
-    # A signal ends the loop after its update; the checkpoint below keeps the steps done so far.
-    with progress, signals.calling(lambda: None):
-        try:
-            with writer, observe.running(**_description(config)):
-                for step in range(1, config.train.steps + 1):
-                    observe.begin(step)
-                    metrics = learner.update(order.choices(train, k=config.rollout.num_tasks))
-                    if config.train.validate_every and step % config.train.validate_every == 0:
-                        metrics["validation/nll"] = learner.evaluate(held)["eval/loss"]
-                    observe.log(metrics, step)
-                    recorder.look({})
-                    observe.step(step, metrics)
-                    if signals.received is not None:
-                        recorder.stopped = f"stopped by {signals.received.name}"
-                        break
-        finally:
-            observe.close()
-            store.close()
-
-        def write(folder: Path) -> None:
-            save_checkpoint_model(engine.model, engine.tokenizer, folder)
-            save_state(folder / STATE, {"step": step})
-
-        checkpoint = write_checkpoint(directory.checkpoints, step, write, config.train.keep_checkpoints)
-    if signals.received is not None:
-        progress.note(f"stopped by {signals.received.name} at step {step} and saved in {checkpoint}")
-        raise signals.error()
-    after = learner.evaluate(held)["eval/loss"]
-    engine.publish(engine.version + 1)
-    return SftResult(directory.path, checkpoint, before, after, step)
+            checkpoint = write_checkpoint(directory.checkpoints, step, write, config.train.keep_checkpoints)
+        if signals.received is not None:
+            progress.note(f"stopped by {signals.received.name} at step {step} and saved in {checkpoint}")
+            raise signals.error()
+        after = learner.evaluate(held)["eval/loss"]
+        engine.publish(engine.version + 1)
+        return SftResult(directory.path, checkpoint, before, after, step)
 
 
 def _description(config: Config) -> dict[str, Any]:
