@@ -24,9 +24,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
-from typing import Literal, Protocol
+from typing import Literal
 
 from ..rollout.activity import Activities, Phase
+from ..runs import StoreWriter
 from ..watch.observers import Observer
 from ..watch.profile import PARTS
 
@@ -36,16 +37,6 @@ SPANS: tuple[Span, ...] = ("learn", "publish", "validate", "save", "store", "rol
 _BUSY: tuple[Phase, ...] = ("sampling", "host")  # states in which the thread of the chains works, not a tool or a reward
 MEMORY = 200
 """Steps whose median is the usual time of a step."""
-
-
-class StoreTimes(Protocol):
-    """What the breakdown reads of the writer of the run's store: seconds that its thread worked, and that callers waited."""
-
-    @property
-    def busy_s(self) -> float: ...
-
-    @property
-    def waited_s(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +61,7 @@ class Breakdown:
     def __init__(
         self,
         stats: Callable[[], Mapping[str, float]] | None,
-        writer: StoreTimes | None = None,
+        writer: StoreWriter | None = None,
         observe: Observer | None = None,
     ) -> None:
         self._stats, self._writer, self._observe = stats, writer, observe or Observer()

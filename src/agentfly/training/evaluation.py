@@ -31,7 +31,7 @@ from ..runs import Recorder, RunDirectory, RunStore, StoreWriter
 from ..types import RunResult, Sampling, Task, Trajectory
 from ..watch.held_out import held_out_metrics, interval_text, is_part, left_out
 from .cluster.join import joined_cluster
-from .workers.engine import use_workers
+from .workers.engine import open_rollout, use_workers
 
 log = logging.getLogger(__name__)
 
@@ -190,16 +190,12 @@ def evaluate_run(
             on_trajectory(trajectory)
 
     def start(plan: Plan) -> AbstractAsyncContextManager[Plan]:
-        if workers is None:
-            from .cluster.env_hosts import open_hosted_environments
-
-            return open_hosted_environments(config, agent, plan, log.warning)
         logs = Path(opened.enter_context(TemporaryDirectory(prefix="agentfly-logs-")))
-        return workers.open(plan, logs, log.warning, trained=False)
+        return open_rollout(config, agent, plan, logs, log.warning, trained=False)
 
     with opened:
         cluster = opened.enter_context(joined_cluster(config, log.warning))
-        workers = use_workers(config, agent, cluster=cluster)
+        use_workers(config, agent, cluster=cluster)
         done = evaluate(
             agent,
             tasks,
@@ -210,7 +206,7 @@ def evaluate_run(
             success_at=config.agent.success_at,
             on_start=on_start,
             on_trajectory=keep,
-            opened=None if workers is None and not config.cluster.env_hosts else start,
+            opened=start,
         )
         if writer is not None:
             writer.add_metrics(0, done.metrics)

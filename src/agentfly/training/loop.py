@@ -36,10 +36,11 @@ from .cluster.status import cluster_metrics, publish_status
 from .cursor import fingerprint
 from .evaluation import Evaluation, validate
 from .idle import IdleSteps
-from .parts import Parts, open_rollout
+from .parts import Parts
 from .saving import finish, finish_in_thread
 from .start import Start, describe_run
 from .stopping import StopSignals
+from .workers.engine import open_rollout
 
 LOOK_S = 0.5
 """Seconds between two updates of the displayed environments."""
@@ -394,7 +395,8 @@ async def run(parts: Parts, start: Start, signals: StopSignals | None = None) ->
             with parts.writer, parts.observe.running(**describe_run(parts, start.step)):
                 if parts.agent.env is not None:
                     parts.observe.phase("opening the environments")
-                async with open_rollout(parts) as plan:
+                workers, note = parts.directory.path / "workers", parts.observe.note
+                async with open_rollout(parts.config, parts.agent, parts.plan, workers, note) as plan:
                     return await Trainer(parts, plan, start).run()
         finally:
             parts.close()

@@ -6,7 +6,6 @@ config, agent, tasks  -> open_parts ->  Parts  -> open_rollout ->  the plan with
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,6 @@ from ..types import Task
 from ..watch.observers import Observers, RunWarnings
 from ..watch.trackers import Trackers
 from .breakdown import Breakdown
-from .cluster.env_hosts import open_hosted_environments
 from .cursor import TaskCursor
 from .evidence import Probe, format_of
 from .idle import without_effect
@@ -123,12 +121,3 @@ def open_parts(
         probe=Probe(prompt_ids, sampling, sharing), breakdown=breakdown, writer=writer, saver=saver, opening=opening,
         exact=exact,
     )  # fmt: skip
-
-
-def open_rollout(parts: Parts) -> AbstractAsyncContextManager[Plan]:
-    """The plan with the environments of the chains; if chains run in worker processes, with those."""
-    note = parts.observe.note
-    if parts.workers is not None:
-        opened: AbstractAsyncContextManager[Plan] = parts.workers.open(parts.plan, parts.directory.path / "workers", note)
-        return opened
-    return open_hosted_environments(parts.config, parts.agent, parts.plan, note)
