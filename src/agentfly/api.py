@@ -65,11 +65,11 @@ def train(
             raise ConfigError("train(config) takes everything from the config: set data and the rest there")
         if agent.backend == "verl":
             return train_verl(agent, resume, progress)
-        job = Job(agent, build_agent(agent))
+        job = TrainJob(agent, build_agent(agent))
     else:
         if not isinstance(agent, BaseAgent):
             raise ConfigError(f"train takes an agent or a Config, not {type(agent).__name__}")
-        job = Job(config_for(agent, data, settings), agent, data, validation, described=False)
+        job = TrainJob(config_for(agent, data, settings), agent, data, validation, described=False)
         if job.config.backend == "verl":
             raise ConfigError('backend = "verl" builds the agent in each of its processes: pass a Config, not an agent')
         if data is None:
@@ -80,7 +80,7 @@ def train(
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainJob:
     """What is to be trained. `described`: the config describes the agent, so that another process can build it.
 
     `data` and `validation` replace those of the config.
@@ -108,7 +108,7 @@ class Job:
         return train, validation
 
 
-def train_rank(job: Job, place: Place, resume: str | Path | None, progress: Progress) -> TrainResult:
+def train_rank(job: TrainJob, place: Place, resume: str | Path | None, progress: Progress) -> TrainResult:
     """Train as one of several ranks: rank 0 as a run in one process does, the others by what it says."""
     with closing(join_ranks(job.config, place, job.agent.engine_options.get("device"))) as ranks:
         if ranks.leads:
@@ -117,7 +117,7 @@ def train_rank(job: Job, place: Place, resume: str | Path | None, progress: Prog
         return TrainResult(Path(), 0)
 
 
-def train_here(job: Job, resume: str | Path | None, progress: Progress, ranks: RankGroup | None = None) -> TrainResult:
+def train_here(job: TrainJob, resume: str | Path | None, progress: Progress, ranks: RankGroup | None = None) -> TrainResult:
     """Train in this process, which may start others that sample. `ranks` is the group that it leads."""
     config, agent, observe = job.config, job.agent, Observers(progress)
     tasks = job.tasks(observe.note)

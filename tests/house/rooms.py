@@ -88,7 +88,7 @@ HEAVY = {
     ),
     "tokenizers": ("render/", "engines/local"),
     "safetensors": ("learn/", "engines/local"),
-    "rich": ("watch/", "cli/commands.py", "cli/runs/"),
+    "rich": ("watch/", "cli/commands.py", "cli/train.py", "cli/runs/"),
     "httpx": ("net/", "resources/backends/"),
     "msgpack": ("codec.py",),
     "omegaconf": (),
@@ -131,7 +131,6 @@ MAX_ANY = 599
 
 # What stands above a limit today. A row goes when its file, function, name or folder keeps the limit: the test asks for it.
 LONG_FILES: dict[str, int] = {
-    "cli/commands.py": 479,
     "config.py": 639,
     "engines/local/decode_batch.py": 532,
     "engines/local/engine.py": 592,
@@ -144,16 +143,14 @@ LONG_FILES: dict[str, int] = {
     "rollout/chain.py": 456,
     "runs/query.py": 611,
     "runs/store.py": 498,
-    "training/loop.py": 646,
     "verl/table.py": 566,
-    "training/workers/engine.py": 458,
+    "training/workers/engine.py": 456,
     "training/workers/weights.py": 480,
     "types.py": 577,
 }
 LONG_FUNCTIONS: dict[str, int] = {
     "engines/vllm_engine.py:__init__": 101,
     "rollout/chain.py:play": 93,
-    "training/loop.py:__init__": 86,
 }
 FOLDERS_IN_A_CIRCLE: dict[str, set[str]] = {
     "envs.webshop": {"catalogue", "shop"},

@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     words = list(sys.argv[1:] if argv is None else argv)
     arguments, more = parser.parse_known_args(words)
-    arguments.words = words
+    arguments.words, arguments.version = words, __version__
     stray = [word for word in more if word.startswith("-") or "=" not in word or not hasattr(arguments, "overrides")]
     if stray:
         parser.error(f"unrecognized argument: {stray[0]}{_key_hint(arguments, stray[0])}")

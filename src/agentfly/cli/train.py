@@ -110,12 +110,12 @@ def dry_run(arguments: argparse.Namespace, config: Config) -> int:
             raise ConfigError(f"--{option} looks at a training, and --dry-run does not train: remove one of them")
     if config.backend == "verl":
         return scale.print_verl(config)
-    from ..api import Job
+    from ..api import TrainJob
     from ..build import adapt_model, build_agent, build_plan
     from ..rollout import open_task
     from ..training.idle import without_effect
 
-    job = Job(config, build_agent(config))
+    job = TrainJob(config, build_agent(config))
     train, validation = job.tasks()
     plan = build_plan(config, job.agent)
     openings = [open_task(plan, task) for task in [*train, *validation]]
@@ -136,7 +136,7 @@ def train_locally(arguments: argparse.Namespace, config: Config) -> int:
     from ..api import train
     from ..watch.stack_sampler import StackSampler
 
-    progress, console = open_progress(config)
+    progress, console = open_progress(arguments, config)
     sampler = StackSampler() if arguments.profile else None
     try:
         with beside(arguments, config, progress), sampler or nullcontext():
@@ -153,7 +153,7 @@ def train_on_verl(arguments: argparse.Namespace, config: Config) -> int:
     """Train with verl, and print where its model is."""
     from ..api import train
 
-    progress, console = open_progress(config)
+    progress, console = open_progress(arguments, config)
     try:
         with beside(arguments, config, progress):
             result = train(config, resume=arguments.resume, progress=progress)
@@ -174,15 +174,14 @@ def follow(config: Config) -> int:
     return 0
 
 
-def open_progress(config: Config) -> tuple[Progress, Console]:
+def open_progress(arguments: argparse.Namespace, config: Config) -> tuple[Progress, Console]:
     from rich.console import Console
 
-    from .. import __version__
     from ..watch.progress import Progress
 
     console = Console()
     progress = Progress(config.train.steps, console=console)
-    progress.note(f"agentfly {__version__}")
+    progress.note(f"agentfly {arguments.version}")
     return progress, console
 
 

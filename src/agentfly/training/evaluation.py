@@ -31,7 +31,8 @@ from ..runs import Recorder, RunDirectory, RunStore, StoreWriter
 from ..types import RunResult, Sampling, Task, Trajectory
 from ..watch.held_out import held_out_metrics, interval_text, is_part, left_out
 from .cluster.join import joined_cluster
-from .workers.engine import open_rollout, use_workers
+from .parts import open_rollout
+from .workers.engine import use_workers
 
 log = logging.getLogger(__name__)
 

@@ -36,11 +36,10 @@ from .cluster.status import cluster_metrics, publish_status
 from .cursor import fingerprint
 from .evaluation import Evaluation, validate
 from .idle import IdleSteps
-from .parts import Parts
+from .parts import RunParts, open_rollout
 from .saving import finish, finish_in_thread
 from .start import Start, describe_run
 from .stopping import StopSignals
-from .workers.engine import open_rollout
 
 LOOK_S = 0.5
 """Seconds between two updates of the displayed environments."""
@@ -85,7 +84,7 @@ class TrainResult(Displayed):
 class Trainer:
     """One training run on one machine: `parts`, with the environments of `plan` open, from `start` on."""
 
-    def __init__(self, parts: Parts, plan: Plan, start: Start) -> None:
+    def __init__(self, parts: RunParts, plan: Plan, start: Start) -> None:
         self.parts, self.plan, self.config = parts, plan, parts.config
         self.engine, self.learner, self.workers = parts.engine, parts.learner, parts.workers
         self.observe, self.breakdown, self.ledger = parts.observe, parts.breakdown, parts.ledger
@@ -387,7 +386,7 @@ class Trainer:
         }
 
 
-async def run(parts: Parts, start: Start, signals: StopSignals | None = None) -> TrainResult:
+async def run(parts: RunParts, start: Start, signals: StopSignals | None = None) -> TrainResult:
     """Open the environments, train from `start` on, and close the parts, also if the run is cancelled."""
     with signals.cancelling() if signals else nullcontext():
         try:

@@ -1,13 +1,15 @@
 """The parts of a run, each made once and complete: what the loop works with.
 
-config, agent, tasks  -> open_parts ->  Parts  -> open_rollout ->  the plan with its environments  -> Trainer
+config, agent, tasks -> open_parts -> RunParts -> open_rollout -> the plan with its environments -> Trainer
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from ..agents.base import BaseAgent
 from ..build import adapt_model, build_learner, build_plan
@@ -19,6 +21,7 @@ from ..types import Task
 from ..watch.observers import Observers, RunWarnings
 from ..watch.trackers import Trackers
 from .breakdown import Breakdown
+from .cluster.env_hosts import open_hosted_environments
 from .cursor import TaskCursor
 from .evidence import Probe, format_of
 from .idle import without_effect
@@ -26,13 +29,14 @@ from .ledger import Ledger
 from .ranks.roles import lead_ranks
 from .saving import Saver
 from .supervised import warm_start
+from .workers.engine import WorkerEngine
 
 if TYPE_CHECKING:
     from ..learn.ranks.group import RankGroup
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class RunParts:
     """What a `Trainer` is made of. The caller closes it.
 
     `plan` has no environments yet. `opening` are the metrics of the warm start, if there was one. `exact`: the engine samples
@@ -69,7 +73,7 @@ class Parts:
 def open_parts(
     config: Config, agent: BaseAgent, train: Sequence[Task], validation: Sequence[Task], directory: RunDirectory,
     observe: Observers, *, warm: bool, ranks: RankGroup | None = None,
-) -> Parts:  # fmt: skip
+) -> RunParts:  # fmt: skip
     """Open the model and make the parts of a run on these tasks. The recorder and the trackers join `observe`.
 
     `warm`: begin with the warm start. `ranks` is the group that this process leads.
@@ -115,9 +119,21 @@ def open_parts(
     saver = Saver(
         directory.checkpoints, config.train, learner.model, engine.tokenizer, observe.note, writer.flush, snapshot=snapshot
     )
-    return Parts(
+    return RunParts(
         config=config, agent=agent, directory=directory, observe=observe, engine=engine, learner=learner, plan=plan,
         cursor=TaskCursor(train, shuffle=config.data.shuffle, seed=config.seed), validation_tasks=validation, ledger=ledger,
         probe=Probe(prompt_ids, sampling, sharing), breakdown=breakdown, writer=writer, saver=saver, opening=opening,
         exact=exact,
     )  # fmt: skip
+
+
+def open_rollout(
+    config: Config, agent: BaseAgent, plan: Plan, logs: Path, note: Callable[[str], None], *, trained: bool = True
+) -> AbstractAsyncContextManager[Plan]:
+    """The plan with the environments of its chains; if the engine samples in worker processes, with these.
+
+    `logs` gets what they print. `trained`: a learner changes the weights.
+    """
+    if config.sampler.in_processes:
+        return cast(WorkerEngine, plan.engine).open(plan, logs, note, trained=trained)
+    return open_hosted_environments(config, agent, plan, note)

@@ -13,7 +13,7 @@ from ..runs.checkpoints import STATE, discard, find_checkpoint, list_checkpoints
 from ..watch.observers import Observer
 from .cursor import fingerprint
 from .evidence import HALF
-from .parts import Parts
+from .parts import RunParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,13 @@ def find_start(directory: RunDirectory, *, resumes: bool, observe: Observer) -> 
     return newest
 
 
-def start_over(parts: Parts) -> Start:
+def start_over(parts: RunParts) -> Start:
     """Drop what a run without a finished step left in the folder."""
     parts.observe.truncate_after(-1)
     return Start(opening=parts.opening)
 
 
-def resume(parts: Parts, checkpoint: Path) -> Start:
+def resume(parts: RunParts, checkpoint: Path) -> Start:
     """Load a checkpoint and drop the records of later steps. Raises ConfigError if it does not fit this run."""
     from ..learn.model.storage import load_state, restore_random_state
 
@@ -98,7 +98,7 @@ def resume(parts: Parts, checkpoint: Path) -> Start:
     return Start(step, checkpoint, opening, before or first, after, draws, recorded[step])
 
 
-def _restore_records(parts: Parts, step: int) -> dict[int, dict[str, float]]:
+def _restore_records(parts: RunParts, step: int) -> dict[int, dict[str, float]]:
     """Drop the records of later steps; the ledger goes on from the rest. Returns those of step 0 and of this one."""
     parts.observe.truncate_after(step)
     rows = parts.writer.store.metrics()
@@ -109,7 +109,7 @@ def _restore_records(parts: Parts, step: int) -> dict[int, dict[str, float]]:
     return recorded
 
 
-def describe_run(parts: Parts, step: int) -> dict[str, Any]:
+def describe_run(parts: RunParts, step: int) -> dict[str, Any]:
     """Who runs what, with the settings of the steps after this one, from which `agentfly replay` computes them again."""
     config, algorithm = parts.config, find_algorithm(parts.config.algorithm)
     lr = config.train.lr_of(sum(each.numel() for each in parts.learner.model.parameters()), config.lora.rank > 0)

@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from ...resources import Admission
 from ...rollout import Plan
 from ...types import Completion, Proof, Request
 from ..cluster.checks import sampler_launcher
-from ..cluster.env_hosts import open_env_hosts, open_hosted_environments
+from ..cluster.env_hosts import open_env_hosts
 from .pool import Replica, WorkerPool, sampling_fields
 from .worker import names_gpu
 
@@ -396,16 +396,14 @@ class WorkerEngine:
         return self._senders[kind]
 
 
-def use_workers(
-    config: Config, agent: BaseAgent, *, described: bool = True, cluster: Cluster | None = None
-) -> WorkerEngine | None:
-    """Let the agent sample in worker processes if `[sampler]` asks for them. Returns their engine, else None.
+def use_workers(config: Config, agent: BaseAgent, *, described: bool = True, cluster: Cluster | None = None) -> None:
+    """Let the agent sample in worker processes if `[sampler]` asks for them. Opens no model of the learner.
 
     `described`: the config describes the agent. If it does not, raises ConfigError: each worker builds the agent from it.
     `cluster`: the processes run on its nodes.
     """
     if not config.sampler.in_processes:
-        return None
+        return
     if not described:
         raise ConfigError(
             "sampler.replicas and sampler.place need a run that a config describes, because each worker process builds the "
@@ -418,19 +416,6 @@ def use_workers(
         own = cluster.own.address
         engine = WorkerEngine(config, launcher=lambda log_dir: sampler_launcher(cluster, config, log_dir), address=own)
     agent.use_engine(engine, engine.renderer)
-    return engine
-
-
-def open_rollout(
-    config: Config, agent: BaseAgent, plan: Plan, logs: Path, note: Callable[[str], None], *, trained: bool = True
-) -> AbstractAsyncContextManager[Plan]:
-    """The plan with the environments of its chains; if the engine samples in worker processes, with these.
-
-    `logs` gets what they print. `trained`: a learner changes the weights.
-    """
-    if config.sampler.in_processes:
-        return cast(WorkerEngine, plan.engine).open(plan, logs, note, trained=trained)
-    return open_hosted_environments(config, agent, plan, note)
 
 
 def uses_gpus(config: Config) -> bool:
