@@ -94,12 +94,7 @@ async def validate(
     """Play every task `num_chains` times and compute the metrics."""
     started = time.perf_counter()
     trajectories = await run_chains(
-        plan,
-        tasks,
-        num_chains=num_chains,
-        max_concurrency=max_concurrency,
-        prefix=prefix,
-        on_trajectory=on_trajectory,
+        plan, tasks, num_chains=num_chains, max_concurrency=max_concurrency, prefix=prefix, on_trajectory=on_trajectory
     )
     groups = [trajectories[i : i + num_chains] for i in range(0, len(trajectories), num_chains)]
     metrics = held_out_metrics(groups, num_chains, time.perf_counter() - started, success_at)

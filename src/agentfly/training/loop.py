@@ -374,16 +374,10 @@ class Trainer:
         from ..learn.model.storage import random_state
 
         return {
-            "step": self.step,
-            "learner": self.learner.state_dict(),
-            "cursor": self.parts.cursor.state(),
-            "stream": self.stream.state(),
-            "tasks": dict(self.ledger.groups),
-            "before": self.result.before,
-            "opening": self.opening,
-            "validation": fingerprint(self.parts.validation_tasks),
-            "random": random_state(),
-        }
+            "step": self.step, "learner": self.learner.state_dict(), "cursor": self.parts.cursor.state(),
+            "stream": self.stream.state(), "tasks": dict(self.ledger.groups), "before": self.result.before,
+            "opening": self.opening, "validation": fingerprint(self.parts.validation_tasks), "random": random_state(),
+        }  # fmt: skip
 
 
 async def run(parts: RunParts, start: Start, signals: StopSignals | None = None) -> TrainResult:

@@ -104,13 +104,11 @@ def open_parts(
     prompt_ids = open_task(plan, train[0]).prompt_ids if train else [0]
     sharing = rollout.num_tasks * rollout.num_chains if engine.shares_weights else 1  # a copy has its own proof
     ledger = Ledger(
-        max_logprob_gap=config.train.max_logprob_gap,
-        bounds=format_of(in_full=computes_in_full(engine.model), exact=engine.shares_weights),
+        max_logprob_gap=config.train.max_logprob_gap, max_failed_share=config.train.max_failed_share,
+        bounds=format_of(in_full=computes_in_full(engine.model), exact=engine.shares_weights), copied=ranks is not None,
         truncates=not sampling.temperature or sampling.top_p < 1.0 or sampling.top_k > 0 or sampling.min_p > 0.0,
-        max_failed_share=config.train.max_failed_share,
         max_lag=rollout.max_lag if rollout.at_limit == "wait" else None,
-        copied=ranks is not None,
-    )
+    )  # fmt: skip
     name, names = directory.path.name, config.run.trackers
     observe.add(Recorder(writer))
     observe.add(RunWarnings(observe, ledger.max_logprob_gap))

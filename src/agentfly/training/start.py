@@ -114,25 +114,14 @@ def describe_run(parts: RunParts, step: int) -> dict[str, Any]:
     config, algorithm = parts.config, find_algorithm(parts.config.algorithm)
     lr = config.train.lr_of(sum(each.numel() for each in parts.learner.model.parameters()), config.lora.rank > 0)
     rules = {
-        "from": step + 1,
-        "algorithm": reference_of(config.algorithm),
-        "loss": asdict(algorithm.complete(config.loss)),
+        "from": step + 1, "algorithm": reference_of(config.algorithm), "loss": asdict(algorithm.complete(config.loss)),
         "optim": asdict(replace(config.train, lr=lr, total_steps=config.train.total_steps or config.train.steps)),
-        "seed": config.seed,
-        "window": config.rollout.max_lag,
-        "exact": parts.exact,
-        "recomputes": config.rollout.at_update != "keep",
-        "full": parts.ledger.bounds is not HALF,
-        "shares": parts.engine.shares_weights,
-        "truncates": parts.ledger.truncates,
-        "reward": repr(parts.agent.reward),
-    }
+        "seed": config.seed, "window": config.rollout.max_lag, "exact": parts.exact,
+        "recomputes": config.rollout.at_update != "keep", "full": parts.ledger.bounds is not HALF,
+        "shares": parts.engine.shares_weights, "truncates": parts.ledger.truncates, "reward": repr(parts.agent.reward),
+    }  # fmt: skip
     return {
-        "kind": "train",
-        "model": config.agent.model,
-        "world": config.agent.env or config.data.train or None,
-        "algorithm": algorithm.name,
-        "seed": config.seed,
-        "total_steps": config.train.steps,
+        "kind": "train", "model": config.agent.model, "world": config.agent.env or config.data.train or None,
+        "algorithm": algorithm.name, "seed": config.seed, "total_steps": config.train.steps,
         "rules": [*(earlier for earlier in parts.writer.store.meta().get("rules", ()) if earlier["from"] <= step), rules],
-    }
+    }  # fmt: skip

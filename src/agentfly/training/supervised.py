@@ -96,13 +96,9 @@ def sft(config: Config, *, agent: BaseAgent | None = None, progress: Progress | 
 
 def _description(config: Config) -> dict[str, Any]:
     return {
-        "kind": "sft",
-        "model": config.agent.model,
-        "world": config.data.train,
-        "algorithm": "sft",
-        "seed": config.seed,
+        "kind": "sft", "model": config.agent.model, "world": config.data.train, "algorithm": "sft", "seed": config.seed,
         "total_steps": config.train.steps,
-    }
+    }  # fmt: skip
 
 
 def _demonstrations(config: Config, agent: BaseAgent) -> tuple[list[Sample], list[Sample]]:

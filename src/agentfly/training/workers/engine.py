@@ -397,7 +397,7 @@ class WorkerEngine:
 
 
 def use_workers(config: Config, agent: BaseAgent, *, described: bool = True, cluster: Cluster | None = None) -> None:
-    """Let the agent sample in worker processes if `[sampler]` asks for them. Opens no model of the learner.
+    """Let the agent sample in worker processes if `[sampler]` asks for them. Raises ConfigError if there are too few GPUs.
 
     `described`: the config describes the agent. If it does not, raises ConfigError: each worker builds the agent from it.
     `cluster`: the processes run on its nodes.
