@@ -84,6 +84,7 @@ def rollout_metrics(
     rewards = [trajectory.total_reward for trajectory in scored]
     num_chains, num_turns = len(trajectories), sum(len(trajectory.turns) for trajectory in trajectories)
     tokens = sum(trajectory.num_sampled for trajectory in trajectories)
+    read = sum(turn.completion.prompt_tokens for trajectory in trajectories for turn in trajectory.turns)
     calls: Counter[str] = sum((trajectory.tool_counts for trajectory in trajectories), Counter())
     invalid = sum(trajectory.num_invalid_calls for trajectory in trajectories)
     tried = sum(calls.values()) + invalid
@@ -107,6 +108,7 @@ def rollout_metrics(
         "rollout/tokens": float(tokens),
         "rollout/tokens_per_s": tokens / seconds if seconds > 0 else 0.0,
         "rollout/reply_tokens": _share(tokens, num_turns),
+        **({"rollout/prompt_tokens": float(read)} if read else {}),
         **_chain_tokens(trajectories),
         **_turn_times(trajectories),
     }
