@@ -8,29 +8,36 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from . import plugins
 from .agents.base import BaseAgent
 from .aio.threads import run_to_end
-from .build import build_agent, build_tasks, open_directory
+from .build import build_agent, build_tasks, open_directory, trainable_engine
 from .config import SECTIONS, Config, apply_overrides, keys
 from .engines import check_engine, check_trained_sampling
 from .errors import ConfigError
-from .runs import RunDirectory
-from .runs.checkpoints import discard, find_checkpoint, list_checkpoints, set_aside, sweep, why_broken
+from .runs.checkpoints import list_checkpoints
+from .training import start
 from .training.cluster.join import joined_cluster
-from .training.loop import Trainer, TrainResult, adapt_model, trainable_engine
+from .training.loop import TrainResult, run
+from .training.parts import open_parts
 from .training.ranks.roles import find_place, follow_ranks, join_ranks, rank_model
 from .training.ranks.supervisor import report_directory
 from .training.stopping import StopSignals
-from .training.supervised import warm_start
 from .training.workers.engine import use_workers
 from .types import Task
 from .verl import train_verl
+from .watch.observers import Observers
 from .watch.progress import Progress
+
+if TYPE_CHECKING:
+    from .learn.ranks.environment import Place
+    from .learn.ranks.group import RankGroup
 
 
 def train(
@@ -58,109 +65,84 @@ def train(
             raise ConfigError("train(config) takes everything from the config: set data and the rest there")
         if agent.backend == "verl":
             return train_verl(agent, resume, progress)
-        config, agent = agent, build_agent(agent)
-        described = True
+        job = TrainJob(agent, build_agent(agent))
     else:
         if not isinstance(agent, BaseAgent):
             raise ConfigError(f"train takes an agent or a Config, not {type(agent).__name__}")
-        config = config_for(agent, data, settings)
-        if config.backend == "verl":
+        job = TrainJob(config_for(agent, data, settings), agent, data, validation, described=False)
+        if job.config.backend == "verl":
             raise ConfigError('backend = "verl" builds the agent in each of its processes: pass a Config, not an agent')
         if data is None:
             raise ConfigError("train(agent, data=...) needs a data set: a file, a task set's name, or a list of rows")
-        described = False
-    if (place := find_place(config)) is None:
-        return _train(config, agent, data, validation, resume, progress, described)
-    with closing(join_ranks(config, place, agent.engine_options.get("device"))) as ranks:
-        if not ranks.leads:
-            follow_ranks(config, rank_model(agent, ranks) or trainable_engine(agent).model, ranks)
-            return TrainResult(Path(), 0)
-        return _train(config, agent, data, validation, resume, progress, described, ranks)
+    progress = progress or Progress(job.config.train.steps)
+    place = find_place(job.config)
+    return train_here(job, resume, progress) if place is None else train_rank(job, place, resume, progress)
 
 
-def _train(
-    config: Config,
-    agent: BaseAgent,
-    data: Any,
-    validation: Any,
-    resume: str | Path | None,
-    progress: Progress | None,
-    described: bool,
-    ranks: Any = None,
-) -> TrainResult:
-    progress = progress or Progress(config.train.steps)
-    train_tasks, validation_tasks = build_tasks(config, data, validation, progress.note)
-    if agent.reward is None:
-        raise ConfigError("training needs a reward: pass reward= to the agent")
-    if isinstance(agent.model, (str, Path)):
-        check_engine(agent.model, agent.engine_options, config.sampling, training=True)
-    check_trained_sampling(config.sampling)
-    agent.check(train_tasks)
-    agent.check(validation_tasks)
+@dataclass(frozen=True, slots=True)
+class TrainJob:
+    """What is to be trained. `described`: the config describes the agent, so that another process can build it.
+
+    `data` and `validation` replace those of the config.
+    """
+
+    config: Config
+    agent: BaseAgent
+    data: Any = None
+    validation: Any = None
+    described: bool = True
+
+    def tasks(self, note: Callable[[str], None] | None = None) -> tuple[list[Task], list[Task]]:
+        """Returns training and validation tasks. Raises ConfigError or DataError for what can be refused without the model."""
+        config, agent = self.config, self.agent
+        train, validation = build_tasks(config, self.data, self.validation, note)
+        if agent.reward is None:
+            raise ConfigError("training needs a reward: pass reward= to the agent")
+        if isinstance(agent.model, (str, Path)):
+            check_engine(agent.model, agent.engine_options, config.sampling, training=True)
+        check_trained_sampling(config.sampling)
+        agent.check(train)
+        agent.check(validation)
+        for name in config.run.trackers:
+            plugins.resolve("trackers", name)
+        return train, validation
+
+
+def train_rank(job: TrainJob, place: Place, resume: str | Path | None, progress: Progress) -> TrainResult:
+    """Train as one of several ranks: rank 0 as a run in one process does, the others by what it says."""
+    with closing(join_ranks(job.config, place, job.agent.engine_options.get("device"))) as ranks:
+        if ranks.leads:
+            return train_here(job, resume, progress, ranks)
+        follow_ranks(job.config, rank_model(job.agent, ranks) or trainable_engine(job.agent).model, ranks)
+        return TrainResult(Path(), 0)
+
+
+def train_here(job: TrainJob, resume: str | Path | None, progress: Progress, ranks: RankGroup | None = None) -> TrainResult:
+    """Train in this process, which may start others that sample. `ranks` is the group that it leads."""
+    config, agent, observe = job.config, job.agent, Observers(progress)
+    tasks = job.tasks(observe.note)
     with StopSignals(lambda: kept(progress.directory)) as signals:
         try:
-            with joined_cluster(config, progress.note) as cluster:
-                use_workers(config, agent, described=described, cluster=cluster)
-                return _run(config, agent, train_tasks, validation_tasks, resume, progress, signals, ranks)
+            with joined_cluster(config, observe.note) as cluster:
+                use_workers(config, agent, described=job.described, cluster=cluster)
+                directory = open_directory(config, resume)
+                with directory.lock(), progress, ExitStack() as ended:
+                    report_directory(directory.path)
+                    checkpoint = start.find_start(directory, resumes=resume is not None, observe=observe)
+                    if checkpoint is None:
+                        directory.write_config(config.to_toml())
+                    observe.opened(directory.path)
+                    parts = open_parts(config, agent, *tasks, directory, observe, warm=checkpoint is None, ranks=ranks)
+                    if ranks is not None:
+                        ended.callback(ranks.end_ranks)
+                    begin = start.start_over(parts) if checkpoint is None else start.resume(parts, checkpoint)
+                    result: TrainResult = run_to_end(run(parts, begin, signals))
+                    return result
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             if signals.received is None:
                 raise
-            progress.note(f"stopped by {signals.received.name}; {kept(progress.directory)}")
+            observe.note(f"stopped by {signals.received.name}; {kept(progress.directory)}")
             raise signals.error() from None
-
-
-def _run(
-    config: Config,
-    agent: BaseAgent,
-    train_tasks: Sequence[Task],
-    validation_tasks: Sequence[Task],
-    resume: str | Path | None,
-    progress: Progress,
-    signals: StopSignals,
-    ranks: Any = None,
-) -> TrainResult:
-    directory = open_directory(config, resume)
-    with directory.lock(), progress, ExitStack() as ended:
-        report_directory(directory.path)
-        checkpoint = _prepare(directory, resume, progress)
-        progress.directory = directory.path
-        if checkpoint is None:
-            directory.write_config(config.to_toml())
-        progress.phase(f"opening the model {config.agent.model}")
-        adapt_model(config, agent, progress.note)
-        trainable_engine(agent)
-        opening = warm_start(config, agent, progress) if checkpoint is None else {}
-        trainer = Trainer(config, agent, train_tasks, validation_tasks, directory, progress, opening, ranks)
-        if ranks is not None:
-            learner: Any = trainer.learner  # of all ranks
-            ended.callback(learner.stop)
-        if checkpoint is None:
-            trainer.start_over()
-        else:
-            trainer.resume(checkpoint)
-        result: TrainResult = run_to_end(trainer.run(signals))
-        return result
-
-
-def _prepare(directory: RunDirectory, resume: str | Path | None, progress: Progress) -> Path | None:
-    """Remove what a killed trainer left behind. Returns the checkpoint to resume from, or None for a run from the start."""
-    sweep(directory.checkpoints)
-    if resume is None:
-        directory.check_new()  # again: before this process had the lock, another one may have trained here
-        for path in list_checkpoints(directory.checkpoints):  # of step 0
-            discard(path)
-        return None
-    newest, broken = find_checkpoint(directory.checkpoints)
-    if newest is None and broken:
-        raise ConfigError(
-            f"cannot resume: {directory.path} holds no intact checkpoint: {why_broken(broken)}. "
-            f"Start again under another run.name"
-        )
-    for path in broken:
-        progress.note(f"{why_broken({path: broken[path]})}: it is now {set_aside(path)}, and the run goes back to an older one")
-    if newest is None:
-        progress.note(f"{directory.path} holds no checkpoint: the run starts from the beginning")
-    return newest
 
 
 def kept(directory: Path | None) -> str:

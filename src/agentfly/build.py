@@ -15,8 +15,9 @@ from .data import has_splits, is_file_name, load_tasks, row_key, row_of, split_r
 from .engines import short_name
 from .errors import ConfigError
 from .learn.algorithms import find_algorithm
-from .protocols import Engine, Renderer
+from .protocols import Engine, Renderer, TrainableEngine
 from .rollout import Plan, make_plan
+from .rollout.activity import Activities
 from .runs import RunDirectory
 from .runs.checkpoints import STATE, latest_checkpoint
 from .types import Task
@@ -95,11 +96,33 @@ def build_learner(config: Config, model: Any, *, exact: bool, ranks: Any = None)
     return RankLearner(model, algorithm, ranks=ranks, reduce=settings.reduce, timeout_s=settings.timeout_s, **options)
 
 
-def build_plan(config: Config, agent: BaseAgent) -> Plan:
+def trainable_engine(agent: BaseAgent) -> TrainableEngine:
+    """Returns the agent's engine. Raises ConfigError if a learner cannot train its weights."""
+    engine = agent.engine
+    if engine.reads != "ids" or not isinstance(engine, TrainableEngine):
+        raise ConfigError(
+            f"{type(engine).__name__} cannot be trained from: its weights are not here (it lacks members of "
+            f"agentfly.protocols.TrainableEngine). Use a model directory or 'pocket'"
+        )
+    return engine
+
+
+def adapt_model(config: Config, agent: BaseAgent, note: Callable[[str], object]) -> TrainableEngine:
+    """Returns the agent's engine, its model with the adapters of `[lora]`; `note` is told what share of it is adapted."""
+    from .learn.model.lora import adapt, coverage
+
+    engine = trainable_engine(agent)
+    if config.lora.rank:
+        adapt(engine.model, config.lora, config.seed)
+        note(f"lora: {coverage(engine.model)}")
+    return engine
+
+
+def build_plan(config: Config, agent: BaseAgent, activities: Activities | None = None) -> Plan:
     """Returns the plan of the chains of a config, without environments. Opens the model."""
     plan = make_plan(agent, sampling=config.sampling)
     limits = {name: getattr(config.rollout, name) for name in ("turn_timeout_s", "group_timeout_s")}
-    return replace(plan, limits=replace(plan.limits, **limits))
+    return replace(plan, limits=replace(plan.limits, **limits), activities=activities)
 
 
 def build_tasks(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
+import signal
 import threading
 import time
 from dataclasses import replace
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from agentfly.cli import main
+from agentfly.cli.train import RANK_0_S
 from agentfly.config import Config
 from agentfly.errors import ConfigError, RewardError
 from agentfly.runs import RunStore
@@ -84,6 +87,44 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     error = capsys.readouterr().err
     assert sentence in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    "override", ["sampler.place=own", "run.trackers=['jsonlines']", "agent.reward=[]", "data.train=nowhere.json"]
+)
+def test_what_is_refused_without_the_model_opens_none_and_leaves_no_folder(
+    override: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("agentfly.rollout.setup.open_engine", lambda *_, **__: pytest.fail("the model was opened"))
+    assert main(["train", str(write_config(tmp_path)), override]) == 2
+    assert capsys.readouterr().err.count("error: ") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_is_stopped_while_its_model_is_opened_says_how_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("agentfly.api.open_parts", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    assert main(["train", str(write_config(tmp_path))]) == 128 + signal.SIGTERM
+    output, error = capsys.readouterr()
+    assert "stopped by SIGTERM; there is no checkpoint yet: the same command starts again" in output
+    assert f"to continue: agentfly train --resume {tmp_path}/runs/one" in output
+    assert error == ""
+    monkeypatch.undo()
+    assert main(["train", "--resume", str(tmp_path / "runs" / "one")]) == 0
+
+
+def test_a_rank_leaves_an_error_that_rank_0_has_to_rank_0(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("time.sleep", waits.append)
+    assert main(["train", "nowhere.toml"]) == 2
+    assert not waits
+    monkeypatch.setenv("RANK", "1")
+    assert main(["train", "nowhere.toml"]) == 2
+    assert waits == [RANK_0_S]
 
 
 def write_config(folder: Path, model: str = "pocket") -> Path:

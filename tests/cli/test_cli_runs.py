@@ -543,3 +543,11 @@ def test_a_closed_pipe_ends_a_command_without_a_traceback(runs: Path) -> None:
         error = process.stderr.read()
         assert process.wait(timeout=800) == 141
     assert "Traceback" not in error and "BrokenPipe" not in error
+
+
+@pytest.mark.parametrize("command", ["show", "query", "export", "export-model", "compare", "plot", "runs"])
+def test_an_address_in_place_of_a_folder_is_named_as_it_was_given(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    address = "http://127.0.0.1:9/runs/a"
+    more = {"export-model": ["out"], "compare": ["b"]}
+    assert main([command, address, *more.get(command, [])]) == 2
+    assert f"folder {address}" in capsys.readouterr().err

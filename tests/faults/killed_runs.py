@@ -28,9 +28,9 @@ def phases() -> dict[str, tuple[Any, str]]:
     """Where each phase begins: the object and the name of the function to enter."""
     from agentfly.engines.local.engine import LocalEngine
     from agentfly.learn.learner import PolicyLearner
-    from agentfly.runs import RunStore
+    from agentfly.runs import Recorder, RunStore
     from agentfly.runs import checkpoints as checkpoint
-    from agentfly.training import saving
+    from agentfly.training import saving, start
     from agentfly.training.loop import Trainer
 
     return {
@@ -39,14 +39,14 @@ def phases() -> dict[str, tuple[Any, str]]:
         "publish": (LocalEngine, "publish"),
         "trajectories": (RunStore, "add_trajectories"),
         "metrics": (RunStore, "add_metrics"),
-        "record": (Trainer, "_record"),
+        "record": (Recorder, "log"),
         "validate": (Trainer, "_validate"),
         "between": (Trainer, "_step"),
         "save": (saving, "write_checkpoint"),
         "seal": (checkpoint, "_seal"),
         "rename": (checkpoint, "_put"),
         "rotate": (checkpoint, "discard"),
-        "resume": (Trainer, "resume"),
+        "resume": (start, "resume"),
         "truncate": (RunStore, "truncate_after"),
     }
 

@@ -29,7 +29,7 @@ from agentfly.learn.learner import PolicyLearner
 from agentfly.learn.model.lora import LoraLinear
 from agentfly.learn.optim import Optimizer
 from agentfly.rollout import chain as rollout_chain
-from agentfly.training import evidence, loop
+from agentfly.training import evidence, parts
 from tests.tiny import ROWS, save_tiny_model, tiny_agent
 
 Patch = pytest.MonkeyPatch
@@ -376,12 +376,12 @@ def adapters_twice(patch: Patch) -> None:
 
 
 def learner_at_temperature_1(patch: Patch) -> None:
-    real = loop.build_learner
+    real = parts.build_learner
 
     def build(config: Any, model: Any, **options: Any) -> Any:
         return real(replace(config, sampling=replace(config.sampling, temperature=1.0)), model, **options)
 
-    patch.setattr(loop, "build_learner", build)
+    patch.setattr(parts, "build_learner", build)
 
 
 def dropout(share: float) -> Callable[[Patch], None]:

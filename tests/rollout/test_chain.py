@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from agentfly import ReactAgent, reward, tool
+from agentfly.build import trainable_engine
 from agentfly.data import load_tasks
 from agentfly.errors import ConfigError, DataError, EngineError, RewardError, WorldError
 from agentfly.learn.samples import to_samples
 from agentfly.protocols import Engine, TrainableEngine
 from agentfly.rollout import check_prompts, make_plan
 from agentfly.testing import ByteRenderer, GuessEnv, ScriptedEngine
-from agentfly.training.loop import trainable_engine
 from agentfly.types import Message, Outcome, Sampling, Trajectory
 
 CALL = 'Thought: multiply\nAction: multiply\nInput: {"a": 6, "b": 7}'

@@ -76,8 +76,7 @@ def test_a_long_series_is_thinned_to_the_last_value_of_each_interval(store: RunS
 def test_running_chains_and_leases_are_told_and_cleared_at_the_end(store: RunStore) -> None:
     with StoreWriter(store) as writer:
         recorder = Recorder(writer)
-        activities = Activities()
-        activities.listen = lambda each, ended: recorder.chain(each, ended=ended)
+        activities = Activities(recorder.chain)
         with recorder.running(kind="train", model="m"):
             recorder.step = 3
             activity = activities.add(chain("a"))
@@ -108,7 +107,7 @@ def test_events_that_only_say_what_runs_are_deleted_after_the_next_step(store: R
             recorder.step = step
             recorder.span("rollout")
             recorder.chain(chain(f"c{step}"), ended=False)
-            recorder.warn(f"note {step}")
+            recorder.note(f"note {step}")
             recorder.end_step(step)
     with read(store) as reader:
         assert [event.who for event in reader.events(kind="chain_started")] == ["c3"]
@@ -198,12 +197,12 @@ def test_a_store_that_cannot_be_written_stops_the_run_at_its_next_record_and_not
     with pytest.raises(StorageError, match="the disk is full"):
         writer.flush()
     recorder.look({"g": 1.0})
-    recorder.warn("goes on")
+    recorder.note("goes on")
     recorder.flush()
     with pytest.raises(StorageError, match="the disk is full"):
         writer.add_metrics(1, {"m": 1.0})
     with pytest.raises(StorageError, match="the disk is full"):
-        recorder.tokens(1, [])
+        writer.add_tokens(1, [])
     with pytest.raises(StorageError, match="the disk is full"):
         writer.close()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,13 @@ def test_the_command_refuses_a_bad_environment(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert main(["train", "quickstart"]) == 2
     assert "RANK is not set" in capsys.readouterr().err
+
+
+def test_a_run_on_several_ranks_is_refused_once() -> None:
+    words = ["-m", "agentfly", "train", "quickstart", "learner.ranks=2", "agent.tools=['ad']"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == ["error: no tool is called 'ad'; did you mean 'add'?"]
 
 
 def test_settings_that_do_not_fit_the_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

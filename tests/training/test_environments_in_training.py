@@ -49,8 +49,8 @@ class Watching(Progress):
         super().__init__(total_steps)
         self.told: list[dict[str, float]] = []
 
-    def environments(self, metrics: Mapping[str, float]) -> None:
-        super().environments(metrics)
+    def look(self, metrics: Mapping[str, float], *others: object) -> None:
+        super().look(metrics, *others)
         self.told.append(dict(metrics))
 
 

@@ -33,7 +33,7 @@ for line in sys.stdin:
     if word == "pause":
         live.pause()
     elif word == "step":
-        progress.environments({ENVIRONMENTS!r})
+        progress.look({ENVIRONMENTS!r})
         progress.step(int(rest), {STEP!r})
     elif word == "chains":
         progress.chains(int(rest), 200)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from agentfly.watch.observers import Observers, RunWarnings
 from agentfly.watch.progress import Progress, duration, environment_lines, short, sparkline, summary_line
 
 STEP = {
@@ -143,7 +145,7 @@ def test_the_live_display_tells_how_the_environments_are_while_chains_run() -> N
     console = terminal()
     with Progress(10, console) as progress:
         progress.chains(0, 8)
-        progress.environments(ENVIRONMENTS)
+        progress.look(ENVIRONMENTS)
         progress.step(1, STEP)
     assert SHOP in written(console)
 
@@ -236,7 +238,7 @@ def test_time_left_runs_down_within_a_step_but_not_below_the_steps_that_remain()
 def test_no_row_is_wider_than_the_terminal(width: int) -> None:
     progress = Progress(10, terminal())
     progress.phase("validation of a run with a long name", 400)
-    progress.environments(ENVIRONMENTS)
+    progress.look(ENVIRONMENTS)
     progress.step(1, {**STEP, "validation/success": 0.25})
     progress.phase("validation of a run with a long name", 400)
     rows = drawn(progress, width)
@@ -310,7 +312,7 @@ def test_after_the_terminal_became_narrower_nothing_of_the_old_frame_is_left() -
 
     progress.start()
     progress._live.pause()
-    progress.environments(ENVIRONMENTS)
+    progress.look(ENVIRONMENTS)
     progress.step(1, STEP)
     progress.note("a note")
     show()
@@ -342,16 +344,17 @@ def idle_groups(step: int) -> dict[str, float]:
 def test_a_warning_is_told_once_with_what_to_try_and_shown_while_it_holds() -> None:
     progress, console, _ = plain_progress(30)
     notes: list[str] = []
-    progress.on_note = notes.append
+    observe = Observers(progress, SimpleNamespace(note=notes.append))
+    observe.add(RunWarnings(observe))
     with progress:
         for step in range(1, 9):
-            progress.step(step, idle_groups(step))
+            observe.step(step, idle_groups(step))
         (note,) = notes
         assert note.startswith("warning: 100% of the groups") and "Try: " in note
         assert note in written(console).splitlines()
         assert any("teach nothing" in row for row in drawn(progress))
         for step in range(9, 16):
-            progress.step(step, {**idle_groups(8), "ledger/trained": 4.0 * (step - 8)})
+            observe.step(step, {**idle_groups(8), "ledger/trained": 4.0 * (step - 8)})
         assert progress.warnings == []
         assert not any("teach nothing" in row for row in drawn(progress))
         assert len(notes) == 1

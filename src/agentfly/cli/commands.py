@@ -27,19 +27,17 @@ import os
 import sys
 import tomllib
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import __version__, plugins
 from ..errors import AgentFlyError, ConfigError, RankError
-from . import dashboard, envs, scale, search_server
+from . import dashboard, envs, scale, search_server, train
 from . import runs as run_commands
+from .train import separate_config, takes_config
 
 if TYPE_CHECKING:
     from ..config import Config
-    from ..training import TrainResult
-    from ..watch.stack_sampler import StackSampler
 
 # The keys that a command reads (`train` reads all). An override of another key is refused, because it would change nothing. In
 # a config file other keys are accepted, because one file serves several commands.
@@ -64,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     words = list(sys.argv[1:] if argv is None else argv)
     arguments, more = parser.parse_known_args(words)
-    arguments.words = words
+    arguments.words, arguments.version = words, __version__
     stray = [word for word in more if word.startswith("-") or "=" not in word or not hasattr(arguments, "overrides")]
     if stray:
         parser.error(f"unrecognized argument: {stray[0]}{_key_hint(arguments, stray[0])}")
@@ -113,22 +111,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"agentfly {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
-    train = commands.add_parser("train", help="train an agent by reinforcement learning")
-    _takes_config(train)
-    train.add_argument("--resume", metavar="RUN", help="continue the run in this folder from its newest checkpoint")
-    train.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="check everything, print the config and the first prompt, and do not train (imports the Python files it names)",
-    )
-    train.add_argument(
-        "--profile", action="store_true", help="print where the time went, and write profile.json and profile.txt to the run"
-    )
-    train.add_argument("--view", action="store_true", help="show the run in a dashboard while it trains, and print its address")
-    train.set_defaults(run=_train)
-
+    train.add_parser(commands)
     evaluate = commands.add_parser("eval", help="measure success and pass@k on held-out tasks")
-    _takes_config(evaluate)
+    takes_config(evaluate)
     evaluate.add_argument("--model", help="evaluate this model or checkpoint instead of agent.model, or of a run's newest one")
     evaluate.add_argument("--data", metavar="FILE", help="play all rows of this file instead of the config's")
     evaluate.add_argument(
@@ -141,7 +126,7 @@ def make_parser() -> argparse.ArgumentParser:
     evaluate.set_defaults(run=_eval)
 
     sft = commands.add_parser("sft", help="train on demonstrations (supervised fine-tuning)")
-    _takes_config(sft)
+    takes_config(sft)
     sft.set_defaults(run=_sft)
 
     run_commands.add_parsers(commands)
@@ -177,27 +162,13 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _takes_config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "config", metavar="CONFIG", nargs="?", help="a .toml file, a run's folder or a recipe (agentfly recipes)"
-    )
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="set config keys: algorithm=ppo train.lr=1e-5")
-
-
-def _separate_config(arguments: argparse.Namespace) -> None:
-    """`agentfly train data.train=rows.jsonl`: without a config file, the first word is a key=value too."""
-    first = arguments.config
-    if first is not None and "=" in first and not Path(first).is_file():
-        arguments.config, arguments.overrides = None, [first, *arguments.overrides]
-
-
 def _load(arguments: argparse.Namespace) -> Config:
     from ..config import Config
     from ..learn.ranks.environment import read_place
 
     if read_place() is not None:
         raise ConfigError(f"agentfly {arguments.command} runs in one process: start it without torchrun")
-    _separate_config(arguments)
+    separate_config(arguments)
     if arguments.config is None and not arguments.overrides:
         raise ConfigError(f"agentfly {arguments.command} needs a config file, the name of a recipe, or key=value words")
     for override in arguments.overrides:
@@ -208,145 +179,6 @@ def _load(arguments: argparse.Namespace) -> Config:
 
 
 # ---- commands ------------------------------------------------------------------------------------------------------------
-
-
-def _train(arguments: argparse.Namespace) -> int:
-    from ..config import Config
-    from ..learn.ranks.environment import read_place
-    from ..training.ranks.supervisor import report_to_supervisor, supervise_run
-
-    report_to_supervisor()
-    _separate_config(arguments)
-    if arguments.config is None and arguments.resume is None and not arguments.overrides:
-        raise ConfigError(
-            "agentfly train needs a config file, the name of a recipe (`agentfly recipes` lists them), key=value words, or "
-            "--resume and the folder of an earlier run"
-        )
-    path = arguments.config
-    if path is None and arguments.resume is not None:
-        path = Path(arguments.resume) / "config.toml"
-    config = Config.load(path, arguments.overrides)
-    if config.backend == "verl" and arguments.profile:
-        raise ConfigError("--profile measures the local trainer; verl writes its times to metrics.jsonl (timing_s/...)")
-    if arguments.dry_run:
-        for option in ("profile", "view"):
-            if getattr(arguments, option):
-                raise ConfigError(f"--{option} looks at a training, and --dry-run does not train: remove one of them")
-        return _dry_run(config) if config.backend == "local" else scale.print_verl(config)
-    place = read_place()
-    if place is None and config.learner.ranks > 1:
-        return supervise_run(arguments.words, config)
-    if place is not None and place.rank > 0:
-        return _follow(config)
-    from rich.console import Console
-
-    from ..api import train
-    from ..watch.progress import Progress
-    from ..watch.stack_sampler import StackSampler
-
-    console = Console()
-    progress = Progress(config.train.steps, console=console)
-    progress.note(f"agentfly {__version__}")
-    sampler = StackSampler() if arguments.profile else None
-    runs = Path(config.run.dir) if arguments.resume is None else Path(arguments.resume).resolve().parent
-    try:
-        with dashboard.Beside(runs, progress.note) if arguments.view else nullcontext(), sampler or nullcontext():
-            result = train(config, resume=arguments.resume, progress=progress)
-    except (KeyboardInterrupt, SystemExit) as stop:
-        if progress.directory is None:
-            raise
-        if config.backend == "local":
-            _profile(console, progress.directory, sampler)
-        console.print(f"to continue: agentfly train --resume {progress.directory}", highlight=False, soft_wrap=True)
-        return stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 130
-    if config.backend == "verl":
-        scale.verl_closing(result)
-        return 0
-    _closing(console, config, result, sampler)
-    return 0
-
-
-def _follow(config: Config) -> int:
-    """Take part in a training that rank 0 leads. Its errors are rank 0's, unless they happened here only."""
-    from ..api import train
-
-    try:
-        train(config)
-    except RankError:
-        return 1  # rank 0 was lost or has failed, and says why
-    return 0
-
-
-def _dry_run(config: Config) -> int:
-    from ..build import build_agent, build_tasks
-    from ..engines import check_engine
-    from ..rollout import make_plan, open_task
-    from ..training.idle import without_effect
-    from ..training.loop import adapt_model, trainable_engine
-
-    agent = build_agent(config)
-    train, validation = build_tasks(config)
-    check_engine(config.agent.model, config.agent.engine, config.sampling, training=True)
-    agent.check(train)
-    agent.check(validation)
-    plan = make_plan(agent, sampling=config.sampling)
-    openings = [open_task(plan, task) for task in [*train, *validation]]
-    trainable_engine(agent)
-    adapt_model(config, agent, lambda said: print(f"# {said}"))
-    longest = max(len(opening.prompt_ids) for opening in openings)
-    print(config.to_toml())
-    print(f"# {len(train)} training and {len(validation)} validation tasks; longest prompt {longest} tokens")
-    for idle in without_effect(config):
-        print(f"# warning: {idle}")
-    print("# first prompt:")
-    for message in openings[0].messages:
-        print(f"[{message.role}] {message.content}")
-    return 0
-
-
-def _profile(console: Any, directory: Path, sampler: StackSampler | None) -> None:
-    """Print where the time of the run went: one line, or with a sampler (--profile) the table, which is also written."""
-    from ..runs import RunDirectory, RunStore
-    from ..watch.profile import profile_of, show_profile
-
-    with RunStore(RunDirectory.existing(directory).database, readonly=True) as store:
-        profile = profile_of(store.metrics_by_step())
-    if profile is None:
-        return
-    if sampler is None:
-        console.print(profile.line, highlight=False, soft_wrap=True)
-        return
-    show_profile(console, profile, sampler.busiest())
-    try:
-        (directory / "profile.json").write_text(
-            json.dumps(profile.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8"
-        )
-        sampler.write(directory / "profile.txt")
-        told = f"written: {directory / 'profile.json'}, {directory / 'profile.txt'}"
-    except OSError as error:
-        told = f"the profile cannot be written to {directory}: {error.strerror}"
-    console.print(told, highlight=False, soft_wrap=True)
-
-
-def _closing(console: Any, config: Config, result: TrainResult, sampler: StackSampler | None) -> None:
-    from ..watch.tables import before_after, show_trajectory
-
-    if result.before and result.after:
-        before_after(console, result.before, result.after)
-    if result.sample is not None:
-        show_trajectory(console, result.sample, "a held-out task")
-    _profile(console, result.directory, sampler)
-    other = "rloo" if config.algorithm != "rloo" else "grpo"
-    name = f" run.name={config.run.name}-{other}" if config.run.name else ""
-    console.print(f"run folder: {result.directory}", highlight=False, soft_wrap=True)
-    console.print("try next:", style="bold")
-    for line in (
-        f"agentfly view {result.directory.parent}",
-        f"agentfly show {result.directory} --limit 3",
-        f"agentfly eval {result.directory} --chains 4",
-        f"agentfly train {result.directory} algorithm={other}{name}",
-    ):
-        console.print(f"  {line}", highlight=False, soft_wrap=True)
 
 
 def _eval(arguments: argparse.Namespace) -> int:

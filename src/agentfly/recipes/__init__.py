@@ -57,7 +57,7 @@ def find_config(name: str | Path) -> Path:
         raise ConfigError(f"{name} is a model: name a config file, a run or a recipe, and the model by --model or agent.model=")
     near = difflib.get_close_matches(wanted, paths, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "`agentfly recipes` lists the recipes."
-    raise ConfigError(f"no such config file: {path}; {hint}")
+    raise ConfigError(f"no such config file: {name}; {hint}")
 
 
 def start_project(folder: str | Path) -> list[Path]:

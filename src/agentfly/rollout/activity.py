@@ -67,8 +67,7 @@ class Activity:
             self.leave(perf_counter())
         if self._registry.get(self.trajectory.id) is self:
             del self._registry[self.trajectory.id]
-            if self._registry.listen is not None:
-                self._registry.listen(self.trajectory, True)
+            self._registry.report(self.trajectory, ended=True)
 
     @property
     def what(self) -> tuple[str, ...]:
@@ -82,11 +81,14 @@ class Activity:
 
 
 class Activities(dict[str, Activity]):
-    """The running chains by trajectory id, and the seconds that passed in each state. Chains change it in one thread."""
+    """The running chains by trajectory id, and the seconds that passed in each state. Chains change it in one thread.
 
-    def __init__(self) -> None:
+    `report(trajectory, ended=...)` is called when a chain starts, and when it has ended.
+    """
+
+    def __init__(self, report: Callable[..., object] = lambda *_, **__: None) -> None:
         super().__init__()
-        self.listen: Callable[[Trajectory, bool], None] | None = None  # told of each chain that starts, and that has ended
+        self.report = report
         self.counts = dict.fromkeys(PHASES, 0)
         self.state: Phase = "host"
         self._seconds = dict.fromkeys(PHASES, 0.0)
@@ -97,8 +99,7 @@ class Activities(dict[str, Activity]):
     def add(self, trajectory: Trajectory) -> Activity:
         """Lists a chain until its `Activity.end`."""
         activity = self[trajectory.id] = Activity(trajectory, self)
-        if self.listen is not None:
-            self.listen(trajectory, False)
+        self.report(trajectory, ended=False)
         return activity
 
     def settle(self, now: float) -> None:

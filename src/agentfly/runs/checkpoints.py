@@ -81,23 +81,23 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return [path for _, path in sorted(paths.items()) if path.is_dir()]
 
 
-def latest_checkpoint(run: Path) -> Path:
+def latest_checkpoint(run: str | Path) -> Path:
     """Returns the newest intact checkpoint of a run. Raises ConfigError if there is none."""
-    if not run.is_dir():
+    if not Path(run).is_dir():
         raise ConfigError(f"there is no run folder {run}")
-    newest, broken = find_checkpoint(run / "checkpoints")
+    newest, broken = find_checkpoint(Path(run) / "checkpoints")
     if newest is None:
         why = f"; {why_broken(broken)}" if broken else ""
         raise ConfigError(f"{run} holds no intact checkpoint{why}")
     return newest
 
 
-def export_model(source: Path, target: Path) -> Path:
+def export_model(source: str | Path, target: Path) -> Path:
     """Copy the model of a checkpoint, or of a run's newest one, into a new folder that `from_pretrained` loads.
 
     The trainer's state and the shards of ranks are left out. Returns the checkpoint. Raises ConfigError or StorageError.
     """
-    checkpoint = source if (source / MANIFEST).is_file() else latest_checkpoint(source)
+    checkpoint = Path(source) if (Path(source) / MANIFEST).is_file() else latest_checkpoint(source)
     if files := broken_files(checkpoint):
         raise ConfigError(f"cannot export: {why_broken({checkpoint: files})}")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):

@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from ..errors import AgentFlyError, StorageError
-from ..types import Outcome, TokenRecord, Trajectory
+from ..types import Outcome, Trajectory
 from .lock import process_mark
 from .store import RunStore
 from .writer import StoreWriter
@@ -48,7 +48,7 @@ class _Event:
 
 
 class Recorder:
-    """One per run. `step` is the step that is running, which the loop sets. Its methods may be called in any thread.
+    """An observer, one per run. `step` is the step that is running. Its methods may be called in any thread.
 
     `stopped` is set by a loop that ends early without an exception, to the reason.
     """
@@ -90,6 +90,14 @@ class Recorder:
         self._put(lambda store: _set_live(store, now, [], []))
         self._put(lambda store: store.set_meta(values))
 
+    def truncate_after(self, step: int) -> None:
+        """Delete what the store holds of later steps."""
+        self.writer.store.truncate_after(step)
+
+    def close(self) -> None:
+        """Close the store."""
+        self.writer.store.close()
+
     # ---- events ----------------------------------------------------------------------------------------------------------
 
     def event(self, kind: str, who: str | None = None, data: dict[str, Any] | None = None) -> None:
@@ -98,9 +106,13 @@ class Recorder:
         if len(self._events) >= MAX_BUFFER:
             self.flush()
 
-    def warn(self, text: str) -> None:
+    def note(self, text: str) -> None:
         """A sentence that the run tells its user."""
         self.event("note", data={"text": text})
+
+    def begin(self, step: int) -> None:
+        """A step begins."""
+        self.step = step
 
     def span(self, name: str) -> None:
         """The step enters a phase: rollout, learn, publish, validate or save."""
@@ -126,10 +138,6 @@ class Recorder:
 
     # ---- of a step -------------------------------------------------------------------------------------------------------
 
-    def tokens(self, step: int, records: Sequence[TokenRecord]) -> None:
-        """What the learner did with the chains of a step. Raises StorageError: these are never dropped."""
-        self.writer.add_tokens(step, records)
-
     def checks(self, step: int, checked: Mapping[str, tuple[bool, float | None, float | None]]) -> None:
         """The invariants of a step; one that does not hold is an event too."""
         if not checked:
@@ -138,6 +146,11 @@ class Recorder:
             if not ok:
                 self.event("check_failed", name, {"value": value, "bound": bound})
         self._put(lambda store: store.add_checks(step, checked))
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """The metrics of a step, which ends with them. Raises StorageError: these are never dropped."""
+        self.writer.add_metrics(step, metrics)
+        self.end_step(step)
 
     def end_step(self, step: int) -> None:
         """Hands over the events of a step and deletes those of earlier ones that only say what runs."""

@@ -24,9 +24,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
-from typing import Literal, Protocol
+from typing import Literal
 
 from ..rollout.activity import Activities, Phase
+from ..runs import StoreWriter
+from ..watch.observers import Observer
 from ..watch.profile import PARTS
 
 Span = Literal["learn", "publish", "validate", "save", "store", "rollout"]
@@ -35,16 +37,6 @@ SPANS: tuple[Span, ...] = ("learn", "publish", "validate", "save", "store", "rol
 _BUSY: tuple[Phase, ...] = ("sampling", "host")  # states in which the thread of the chains works, not a tool or a reward
 MEMORY = 200
 """Steps whose median is the usual time of a step."""
-
-
-class StoreTimes(Protocol):
-    """What the breakdown reads of the writer of the run's store: seconds that its thread worked, and that callers waited."""
-
-    @property
-    def busy_s(self) -> float: ...
-
-    @property
-    def waited_s(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +54,18 @@ class _Mark:
 class Breakdown:
     """Divides the time of each step into parts. Set `activities` in the plan of the chains; `stats` is that of the engine.
 
-    Spans may be entered in several threads. A slice costs two calls of `stats`, about 20 microseconds.
+    `observe` is told of each span that begins, and of each chain that starts or has ended. Spans may be entered in several
+    threads. A slice costs two calls of `stats`, about 20 microseconds.
     """
 
-    def __init__(self, stats: Callable[[], Mapping[str, float]] | None, writer: StoreTimes | None = None) -> None:
-        self.activities = Activities()
-        self._stats, self._writer = stats, writer
-        self.on_span: Callable[[Span], None] | None = None  # told of each span that begins
+    def __init__(
+        self,
+        stats: Callable[[], Mapping[str, float]] | None,
+        writer: StoreWriter | None = None,
+        observe: Observer | None = None,
+    ) -> None:
+        self._stats, self._writer, self._observe = stats, writer, observe or Observer()
+        self.activities = Activities(self._observe.chain)
         self._lock = threading.Lock()
         self._open: Counter[Span] = Counter()
         self._stalls = Stalls()
@@ -84,8 +81,7 @@ class Breakdown:
     @contextmanager
     def span(self, name: Span) -> Iterator[None]:
         """The body is this part of the step. "rollout" is no part: its time goes to what the chains waited for."""
-        if self.on_span is not None:
-            self.on_span(name)
+        self._observe.span(name)
         with self._lock:
             self._cut()
             self._open[name] += 1

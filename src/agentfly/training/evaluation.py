@@ -31,6 +31,7 @@ from ..runs import Recorder, RunDirectory, RunStore, StoreWriter
 from ..types import RunResult, Sampling, Task, Trajectory
 from ..watch.held_out import held_out_metrics, interval_text, is_part, left_out
 from .cluster.join import joined_cluster
+from .parts import open_rollout
 from .workers.engine import use_workers
 
 log = logging.getLogger(__name__)
@@ -93,12 +94,7 @@ async def validate(
     """Play every task `num_chains` times and compute the metrics."""
     started = time.perf_counter()
     trajectories = await run_chains(
-        plan,
-        tasks,
-        num_chains=num_chains,
-        max_concurrency=max_concurrency,
-        prefix=prefix,
-        on_trajectory=on_trajectory,
+        plan, tasks, num_chains=num_chains, max_concurrency=max_concurrency, prefix=prefix, on_trajectory=on_trajectory
     )
     groups = [trajectories[i : i + num_chains] for i in range(0, len(trajectories), num_chains)]
     metrics = held_out_metrics(groups, num_chains, time.perf_counter() - started, success_at)
@@ -190,16 +186,12 @@ def evaluate_run(
             on_trajectory(trajectory)
 
     def start(plan: Plan) -> AbstractAsyncContextManager[Plan]:
-        if workers is None:
-            from .cluster.env_hosts import open_hosted_environments
-
-            return open_hosted_environments(config, agent, plan, log.warning)
         logs = Path(opened.enter_context(TemporaryDirectory(prefix="agentfly-logs-")))
-        return workers.open(plan, logs, log.warning, trained=False)
+        return open_rollout(config, agent, plan, logs, log.warning, trained=False)
 
     with opened:
         cluster = opened.enter_context(joined_cluster(config, log.warning))
-        workers = use_workers(config, agent, cluster=cluster)
+        use_workers(config, agent, cluster=cluster)
         done = evaluate(
             agent,
             tasks,
@@ -210,7 +202,7 @@ def evaluate_run(
             success_at=config.agent.success_at,
             on_start=on_start,
             on_trajectory=keep,
-            opened=None if workers is None and not config.cluster.env_hosts else start,
+            opened=start,
         )
         if writer is not None:
             writer.add_metrics(0, done.metrics)

@@ -15,8 +15,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -31,18 +31,14 @@ class StopSignals:
         self._kept = kept
         self._stop: Callable[[], Any] | None = None
         self._exits = True
-        self._former: dict[signal.Signals, Any] = {}
+        self._handled = ExitStack()
 
     def __enter__(self) -> StopSignals:
-        if threading.current_thread() is threading.main_thread():  # only there can handlers be set
-            for number in (signal.Signals[name] for name in NAMES if hasattr(signal, name)):
-                if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-                    self._former[number] = signal.signal(number, self._handle)
+        self._handled.enter_context(handled_by(self._handle, (signal.SIG_DFL, signal.default_int_handler)))
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._former.items():
-            signal.signal(number, handler)
+        self._handled.close()
 
     @contextmanager
     def calling(self, stop: Callable[[], Any]) -> Iterator[None]:
@@ -87,6 +83,21 @@ class StopSignals:
         restored = "\x1b[?25h" if sys.stderr.isatty() else ""  # the live display hides the cursor
         os.write(2, f"{restored}\nstopped at once; {self._kept()}\n".encode())
         os._exit(128 + number)
+
+
+@contextmanager
+def handled_by(handle: Callable[[int, FrameType | None], None], only: Collection[object] = ()) -> Iterator[None]:
+    """While the body runs, `handle` receives the signals that stop a run; with `only`, in place of these handlers."""
+    former: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():  # only there can handlers be set
+        for number in (signal.Signals[name] for name in NAMES if hasattr(signal, name)):
+            if not only or signal.getsignal(number) in only:
+                former[number] = signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -8,26 +8,22 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..agents.base import BaseAgent
-from ..build import build_agent, open_directory
+from ..build import adapt_model, build_agent, open_directory, trainable_engine
 from ..config import Config
 from ..data import split_rows
 from ..errors import ConfigError
 from ..learn.settings import OptimSettings
-from ..protocols import TrainableEngine
-from ..runs import Recorder, RunDirectory, RunStore, StoreWriter
+from ..runs import Recorder, RunStore, StoreWriter
 from ..runs.checkpoints import STATE, write_checkpoint
 from ..types import Sample
+from ..watch.observers import Observer, Observers, RunWarnings
 from ..watch.progress import Progress
 from ..watch.trackers import Trackers
 from .demonstrations import demo_rows, demo_samples
-from .loop import adapt_model, trainable_engine
 from .stopping import StopSignals
-
-if TYPE_CHECKING:
-    from ..learn.supervised import SupervisedLearner
 
 
 @dataclass(slots=True)
@@ -43,14 +39,13 @@ class SftResult:
 
 def sft(config: Config, *, agent: BaseAgent | None = None, progress: Progress | None = None) -> SftResult:
     """Fine-tune the agent's model on demonstrations: `train.steps` steps of `rollout.num_tasks` rows each."""
-    from ..learn.model.storage import seed_torch
+    from ..learn.model.storage import save_checkpoint_model, save_state, seed_torch
     from ..learn.supervised import SupervisedLearner
 
     seed_torch(config.seed, config.run.threads)
     agent = agent or build_agent(config)
-    engine = trainable_engine(agent)
     progress = progress or Progress(config.train.steps)
-    adapt_model(config, agent, progress.note)
+    engine = adapt_model(config, agent, progress.note)
     train, held = _demonstrations(config, agent)
     optim = replace(config.train, total_steps=config.train.total_steps or config.train.steps)
     learner = SupervisedLearner(engine.model, optim=optim, seed=config.seed)
@@ -58,71 +53,52 @@ def sft(config: Config, *, agent: BaseAgent | None = None, progress: Progress | 
     with StopSignals(lambda: "nothing is saved") as signals, directory.lock():
         directory.check_new()
         directory.write_config(config.to_toml())
-        progress.directory = directory.path
-        return _tune(config, learner, engine, directory, train, held, progress, signals)
+        progress.opened(directory.path)
+        writer = StoreWriter(RunStore(directory.database), warn=progress.note)
+        names = config.run.trackers
+        trackers = Trackers.open(names, directory.path, config.to_dict(), directory.path.name, warn=progress.note)
+        observe = Observers(progress, recorder := Recorder(writer), trackers)
+        observe.add(RunWarnings(observe))
+        observe.truncate_after(-1)
+        before = learner.evaluate(held)["eval/loss"]
+        order = random.Random(config.seed)
+        step = 0
+        # A signal ends the loop after its update; the checkpoint below keeps the steps done so far.
+        with progress, signals.calling(lambda: None):
+            try:
+                with writer, observe.running(**_description(config)):
+                    for step in range(1, config.train.steps + 1):
+                        observe.begin(step)
+                        metrics = learner.update(order.choices(train, k=config.rollout.num_tasks))
+                        if config.train.validate_every and step % config.train.validate_every == 0:
+                            metrics["validation/nll"] = learner.evaluate(held)["eval/loss"]
+                        observe.log(metrics, step)
+                        recorder.look({})
+                        observe.step(step, metrics)
+                        if signals.received is not None:
+                            recorder.stopped = f"stopped by {signals.received.name}"
+                            break
+            finally:
+                observe.close()
 
+            def write(folder: Path) -> None:
+                save_checkpoint_model(engine.model, engine.tokenizer, folder)
+                save_state(folder / STATE, {"step": step})
 
-def _tune(
-    config: Config,
-    learner: SupervisedLearner,
-    engine: TrainableEngine,
-    directory: RunDirectory,
-    train: list[Sample],
-    held: list[Sample],
-    progress: Progress,
-    signals: StopSignals,
-) -> SftResult:
-    from ..learn.model.storage import save_checkpoint_model, save_state
-
-    store = RunStore(directory.database)
-    store.truncate_after(-1)
-    trackers = Trackers.open(config.run.trackers, directory.path, config.to_dict(), directory.path.name, warn=progress.note)
-    trackers.truncate_after(-1)
-    before = learner.evaluate(held)["eval/loss"]
-    order = random.Random(config.seed)
-    step = 0
-    # A signal ends the loop after its update; the checkpoint below keeps the steps done so far.
-    with progress, signals.calling(lambda: None):
-        try:
-            with StoreWriter(store) as writer, (recorder := Recorder(writer)).running(**_description(config)):
-                for step in range(1, config.train.steps + 1):
-                    recorder.step = step
-                    metrics = learner.update(order.choices(train, k=config.rollout.num_tasks))
-                    if config.train.validate_every and step % config.train.validate_every == 0:
-                        metrics["validation/nll"] = learner.evaluate(held)["eval/loss"]
-                    writer.add_metrics(step, metrics)
-                    recorder.look({})
-                    trackers.log(metrics, step)
-                    progress.step(step, metrics)
-                    if signals.received is not None:
-                        recorder.stopped = f"stopped by {signals.received.name}"
-                        break
-        finally:
-            trackers.close()
-            store.close()
-
-        def write(folder: Path) -> None:
-            save_checkpoint_model(engine.model, engine.tokenizer, folder)
-            save_state(folder / STATE, {"step": step})
-
-        checkpoint = write_checkpoint(directory.checkpoints, step, write, config.train.keep_checkpoints)
-    if signals.received is not None:
-        progress.note(f"stopped by {signals.received.name} at step {step} and saved in {checkpoint}")
-        raise signals.error()
-    after = learner.evaluate(held)["eval/loss"]
-    engine.publish(engine.version + 1)
-    return SftResult(directory.path, checkpoint, before, after, step)
+            checkpoint = write_checkpoint(directory.checkpoints, step, write, config.train.keep_checkpoints)
+        if signals.received is not None:
+            progress.note(f"stopped by {signals.received.name} at step {step} and saved in {checkpoint}")
+            raise signals.error()
+        after = learner.evaluate(held)["eval/loss"]
+        engine.publish(engine.version + 1)
+        return SftResult(directory.path, checkpoint, before, after, step)
 
 
 def _description(config: Config) -> dict[str, Any]:
     return {
-        "kind": "sft",
-        "model": config.agent.model,
-        "world": config.data.train,
-        "algorithm": "sft",
-        "seed": config.seed,
+        "kind": "sft", "model": config.agent.model, "world": config.data.train, "algorithm": "sft", "seed": config.seed,
         "total_steps": config.train.steps,
-    }
+    }  # fmt: skip
 
 
 def _demonstrations(config: Config, agent: BaseAgent) -> tuple[list[Sample], list[Sample]]:
@@ -139,7 +115,7 @@ def _demonstrations(config: Config, agent: BaseAgent) -> tuple[list[Sample], lis
     return demo_samples(rows, agent), demo_samples(held[: data.validated], agent)
 
 
-def warm_start(config: Config, agent: BaseAgent, progress: Progress) -> dict[str, float]:
+def warm_start(config: Config, agent: BaseAgent, observe: Observer) -> dict[str, float]:
     """Run the supervised steps of `[warm_start]` on the engine's model. Returns the held-out loss before and after."""
     from ..learn.model.storage import seed_torch
     from ..learn.supervised import SupervisedLearner
@@ -164,12 +140,12 @@ def warm_start(config: Config, agent: BaseAgent, progress: Progress) -> dict[str
     learner = SupervisedLearner(engine.model, optim=optim, seed=config.seed)
     before = learner.evaluate(kept_back)["eval/loss"]
     order = random.Random(config.seed)
-    progress.phase("warm start", settings.steps, "steps")
+    observe.phase("warm start", settings.steps, "steps")
     for step in range(1, settings.steps + 1):
         learned = learner.update(order.choices(train, k=settings.num_demos))
-        progress.advance(step)
+        observe.advance(step)
         if step % max(1, settings.steps // 4) == 0:
-            progress.note(f"warm start {step}/{settings.steps}  loss {learned['train/loss']:.4f}")
+            observe.note(f"warm start {step}/{settings.steps}  loss {learned['train/loss']:.4f}")
     after = learner.evaluate(kept_back)["eval/loss"]
-    progress.note(f"warm start on {len(rows)} demonstrations of {settings.demos}: loss {before:.3f} before, {after:.3f} after")
+    observe.note(f"warm start on {len(rows)} demonstrations of {settings.demos}: loss {before:.3f} before, {after:.3f} after")
     return {"warm_start/loss_before": before, "warm_start/loss_after": after}

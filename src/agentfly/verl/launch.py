@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..build import build_agent, open_directory
+from ..build import build_agent, open_directory, trainable_engine
 from ..codec import NotEncodable, encode
 from ..config import Config
 from ..data import row_of
@@ -97,7 +97,7 @@ def train_verl(config: Config, resume: str | Path | None = None, progress: Progr
             f"{directory.path} is not empty: resume it with --resume {directory.path}, or choose another run.name"
         )
     with directory.lock():
-        progress.directory = directory.path
+        progress.opened(directory.path)
         overrides = write_run(config, directory, progress, resumes=resume is not None)
         with StopSignals(lambda: _kept(directory)) as signals:
             run_verl([str(each) for each in overrides], directory.path, signals)
@@ -213,7 +213,6 @@ def _write_model(config: Config, prepared: Prepared, folder: Path, progress: Pro
     target = folder / "model"
     if config.warm_start.demos is not None:
         from ..engines.local.load import free_gpu, save_model
-        from ..training.loop import trainable_engine
 
         agent = build_agent(_learns_here(config))
         warm_start(config, agent, progress)

@@ -87,7 +87,7 @@ def compare_runs(
     """
     if measure not in MEASURES:
         raise ConfigError(f"a paired test compares {' or '.join(MEASURES)}, not {measure!r}")
-    left, right = _Side.read(Path(a), measure, when), _Side.read(Path(b), measure, when)
+    left, right = (_Side.read(RunDirectory.existing(run), measure, when) for run in (a, b))
     names = metrics or [name for name in RESULTS if name in left.last or name in right.last]
     for name in metrics:
         if name not in left.last and name not in right.last:
@@ -139,12 +139,12 @@ class _Side:
         return scored, scored + sum(self.lost.values())
 
     @classmethod
-    def read(cls, path: Path, measure: str, when: When) -> _Side:
-        config = read_config(path)
+    def read(cls, directory: RunDirectory, measure: str, when: When) -> _Side:
+        config = read_config(directory.path)
         value = _measure(measure, float(config.get("agent", {}).get("success_at", 1.0)))
-        with RunStore(RunDirectory.existing(path).database, readonly=True) as store:
+        with RunStore(directory.database, readonly=True) as store:
             history = store.metrics_by_step()
-            step = _validated(store, history, when, path)
+            step = _validated(store, history, when, directory.path)
             chains = [] if step is None else store.trajectories(step=step, split="validation", limit=1_000_000)
         last = {name: value for row in history.values() for name, value in row.items() if math.isfinite(value)}
         values: dict[str, list[float]] = {}

@@ -15,14 +15,15 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..display import visible
 from .held_out import bounds, interval_text, is_told
-from .warnings import Warned, warnings_of
+from .observers import Observer
+from .warnings import Warned
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -51,16 +52,6 @@ _BARS = "▁▂▃▄▅▆▇█"
 SPANS = {"rollout": "sampling", "learn": "learning", "publish": "publishing", "validate": "validation", "save": "saving"}
 PLAIN_S = 10.0
 """Seconds between two lines about a long phase in a log."""
-WATCHED = (
-    "ledger/trained", "ledger/filtered", "ledger/failed", "ledger/probe_gap", "handover/gap", "rollout/success",
-    "rollout/invalid_call_rate", "rollout/outcome/max_tokens", "rollout/outcome/max_turns", "rollout/outcome/max_time",
-    "rollout/outcome/world_failure", "rollout/outcome/tool_error", "rollout/outcome/cancelled", "train/entropy",
-    "train/logprob_gap", "train/idle_steps",
-    "train/grad_norm", "reward/mean", "time/stalls_s", "time/step_s", "time/environments_s",
-)  # fmt: skip
-"""The metrics that warnings are made from."""
-OFTEN = 200
-"""Until this many steps warnings are looked for at each step, then at every tenth."""
 
 
 @dataclass(slots=True)
@@ -78,8 +69,8 @@ class Phase:
         return (now - self.began) * (self.total - self.done) / self.done if self.done and self.done < self.total else None
 
 
-class Progress:
-    """A context manager. `directory` is the folder of the run, set when the run has one.
+class Progress(Observer):
+    """A context manager. `directory` is the folder of the run, None until the run has one.
 
     `phase` says what the run does: before the first step (opening the model, warm start, validation) and within a step.
     """
@@ -89,9 +80,7 @@ class Progress:
     ) -> None:
         self.total_steps = total_steps
         self.directory: Path | None = None
-        self.on_note: Callable[[str], None] | None = None  # told of each note
-        self.max_logprob_gap: float | None = None  # the limit of the run, for warnings
-        self.warnings: list[Warned] = []
+        self.warnings: Sequence[Warned] = ()
         self._console = console
         self._clock = clock
         self._live: Any = None
@@ -104,7 +93,6 @@ class Progress:
         self._environments: dict[str, float] = {}
         self._rewards: deque[float] = deque(maxlen=40)
         self._durations: deque[float] = deque(maxlen=10)
-        self._series: dict[str, list[tuple[int, float]]] = {}
         self._last = clock()
 
     def start(self) -> None:
@@ -118,6 +106,10 @@ class Progress:
             self._console = self._console or Console()
             self._live = LiveDisplay(self._render, self._console)
             self._live.start()
+
+    def opened(self, directory: Path) -> None:
+        """The run has a folder."""
+        self.directory = directory
 
     def phase(self, text: str, total: int = 0, unit: str = "chains") -> None:
         """Begins a phase. Before the first step a log gets a line about it."""
@@ -146,12 +138,12 @@ class Progress:
         """Sets how many chains of the step are finished. Cheap: the display reads it at its own rate."""
         self._chains = (done, total)
 
-    def environments(self, metrics: Mapping[str, float]) -> None:
+    def look(self, metrics: Mapping[str, float], *_: object) -> None:
         """Sets the metrics of the environments (`resources/<kind>/...`). Cheap, as `chains`."""
         self._environments = dict(metrics)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Shows the metrics of a finished step, and the warnings that follow from them."""
+        """Shows the metrics of a finished step."""
         now = self._clock()
         self._durations.append(metrics.get("time/step_s", now - self._last))
         self._last = now
@@ -162,27 +154,12 @@ class Progress:
             self._rewards.append(metrics["reward/mean"])
         if self._live is None:
             self._print(summary_line(step, self.total_steps, metrics, self.seconds_left))
-        self._look_for_warnings(step, metrics)
-        if self._live is not None:
+        else:
             self._live.refresh()
 
-    def _look_for_warnings(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Tells of a warning when it begins to hold; the display shows it as long as it does."""
-        for name in WATCHED:
-            if name in metrics:
-                self._series.setdefault(name, []).append((step, metrics[name]))
-        if step > OFTEN and step % 10:
-            return
-        shown_before = {warned.name for warned in self.warnings}
-        # The loop itself tells of steps in which nothing was learned.
-        self.warnings = [
-            warned
-            for warned in warnings_of(self._series, max_logprob_gap=self.max_logprob_gap)
-            if ("train/idle_steps" not in dict(warned.evidence))
-        ]
-        for warned in self.warnings:
-            if warned.name not in shown_before:
-                self.note(f"warning: {warned.text}. Try: {warned.tips[0]}")
+    def warned(self, warnings: Sequence[Warned]) -> None:
+        """Sets the warnings that the display shows."""
+        self.warnings = warnings
 
     def validated(self, metrics: Mapping[str, float]) -> None:
         """The validation before the first step has ended: a log gets its result. Later ones are in the lines of their steps."""
@@ -194,8 +171,6 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Prints a text above the display."""
-        if self.on_note is not None:
-            self.on_note(text)
         if self._live is None:
             self._print(text)
         else:

@@ -17,6 +17,16 @@ RECENT = 5
 """Steps that count as now."""
 MIN_STEPS = 8
 """Steps before a rule speaks of a change."""
+WATCHED = (
+    "ledger/trained", "ledger/filtered", "ledger/failed", "ledger/probe_gap", "handover/gap", "rollout/success",
+    "rollout/invalid_call_rate", "rollout/outcome/max_tokens", "rollout/outcome/max_turns", "rollout/outcome/max_time",
+    "rollout/outcome/world_failure", "rollout/outcome/tool_error", "rollout/outcome/cancelled", "train/entropy",
+    "train/logprob_gap", "train/idle_steps",
+    "train/grad_norm", "reward/mean", "time/stalls_s", "time/step_s", "time/environments_s",
+)  # fmt: skip
+"""The metrics that warnings are made from."""
+OFTEN = 200
+"""Until this many steps warnings are looked for at each step, then at every tenth."""
 DEFAULT_GAP = 0.05
 """The limit of the log-prob gap if the run does not say its own: that of float32."""
 

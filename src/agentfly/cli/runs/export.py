@@ -55,7 +55,7 @@ def run_export(arguments: argparse.Namespace) -> int:
     """Write the file and say what is in it."""
     from ...runs import RunDirectory, RunReader
 
-    directory = RunDirectory.existing(Path(arguments.run_dir))
+    directory = RunDirectory.existing(arguments.run_dir)
     kind, path = _target(arguments, directory.path)
     _check(arguments, kind, path)
     try:

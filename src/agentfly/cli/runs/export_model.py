@@ -18,5 +18,5 @@ def run_export_model(arguments: argparse.Namespace) -> int:
     """Copy the model of a checkpoint."""
     from ...runs.checkpoints import export_model
 
-    print(f"{arguments.folder}: the model of {export_model(Path(arguments.run_dir), Path(arguments.folder))}")
+    print(f"{arguments.folder}: the model of {export_model(arguments.run_dir, Path(arguments.folder))}")
     return 0

@@ -58,7 +58,7 @@ def run_list(arguments: argparse.Namespace) -> int:
 
     root = Path(arguments.folder)
     if not root.is_dir():
-        raise ConfigError(f"there is no folder {root}: give the folder of the runs")
+        raise ConfigError(f"there is no folder {arguments.folder}: give the folder of the runs")
     conditions = [Condition.parse(text) for text in arguments.where]
     runs = [run for run in find_runs(root) if all(condition.holds(run) for condition in conditions)]
     if arguments.sort:

@@ -44,6 +44,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_plot(arguments: argparse.Namespace) -> int:
     """Draw the curves."""
+    from ...runs import RunDirectory
     from ...watch.charts.curves import panels_of
     from ...watch.metrics import METRICS
 
@@ -52,7 +53,7 @@ def run_plot(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{path}: curves are written to {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
     if arguments.columns < 1:
         raise ConfigError(f"--columns must be at least 1, not {arguments.columns}")
-    paths = [Path(run) for run in arguments.runs]
+    paths = [RunDirectory.existing(run).path for run in arguments.runs]
     metrics = list(dict.fromkeys(arguments.metric or ["reward/mean"]))
     curves = read_curves(paths, metrics, arguments.x)
     if not arguments.metric and not any(curve.points.get("reward/mean") for curve in curves):  # evaluations alone

@@ -40,7 +40,7 @@ def run_query(arguments: argparse.Namespace) -> int:
 
     if arguments.limit < 1 or arguments.timeout <= 0:
         raise ConfigError("--limit must be at least 1, and --timeout above 0")
-    database = RunDirectory.existing(Path(arguments.run_dir)).database
+    database = RunDirectory.existing(arguments.run_dir).database
     if arguments.sql is None:
         names, rows, more = ["table", "columns"], tables(database), False
     else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError
@@ -40,7 +39,7 @@ def run_show(arguments: argparse.Namespace) -> int:
 
     if arguments.limit < 1:
         raise ConfigError(f"--limit must be at least 1, not {arguments.limit}")
-    with RunReader(RunDirectory.existing(Path(arguments.run_dir)).database, timeout_s=60.0) as reader:
+    with RunReader(RunDirectory.existing(arguments.run_dir).database, timeout_s=60.0) as reader:
         rows = [reader.row(arguments.id)] if arguments.id is not None else find_chains(reader, arguments)
         for row in rows:
             trajectory, trained, reason = explain(reader, row)

@@ -6,24 +6,23 @@ and the answer to a probe proves that it did (`engines.copies`).
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import os
-import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ...agents.base import BaseAgent
+from ...aio.threads import run_to_end
 from ...build import build_learner
 from ...config import Config, FaultSettings, LearnerSettings
 from ...errors import ConfigError
 from ...learn.ranks.environment import Place, read_place
 from ...protocols import ReplicatedEngine, TrainableEngine
-from ...types import Completion, Proof, Request, Sampling
+from ...types import Proof, Request, Sampling
+from ..stopping import handled_by
 
 if TYPE_CHECKING:
     from ...learn.ranks.group import RankGroup
@@ -94,7 +93,7 @@ def follow_ranks(config: Config, model: Any, ranks: RankGroup) -> None:
     seed_torch(config.seed, config.run.threads)
     if config.lora.rank:
         adapt(model, config.lora, config.seed)
-    with ignoring_signals():
+    with handled_by(leave_to_rank_0):
         if ranks.receive()[0] == "start":  # rank 0 may load data or run a warm start for longer than a collective waits
             build_learner(config, model, exact=True, ranks=ranks).follow()
 
@@ -153,42 +152,11 @@ class CopyProof:
         from ...engines.copies import score_ids
         from ...engines.prompt import Probe
 
-        return Probe(score_ids(self._engine.model, ids), self._reply(Request(ids, sampling)))
-
-    def _reply(self, request: Request) -> Completion:
-        """Ask the engine from a thread with its own event loop: the caller may be inside one."""
-        found: list[Completion | BaseException] = []
-
-        def run() -> None:
-            try:
-                found.append(asyncio.run(self._engine.generate(request)))
-            except BaseException as error:  # noqa: BLE001  raised in the calling thread
-                found.append(error)
-
-        thread = threading.Thread(target=run, name="agentfly-proof")
-        thread.start()
-        thread.join()
-        if isinstance(found[0], BaseException):
-            raise found[0]
-        return found[0]
+        return Probe(score_ids(self._engine.model, ids), run_to_end(self._engine.generate(Request(ids, sampling))))
 
 
-@contextmanager
-def ignoring_signals() -> Iterator[None]:
-    """Let rank 0 end the run after a signal that all ranks receive. If it does not within GRACE_S, this process ends."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        timer = threading.Timer(GRACE_S, os._exit, [128 + number])
-        timer.daemon = True
-        timer.start()
-
-    former: dict[int, Callable[..., Any] | int | None] = {}
-    if threading.current_thread() is threading.main_thread():
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            if hasattr(signal, name):
-                former[getattr(signal, name)] = signal.signal(getattr(signal, name), handle)
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+def leave_to_rank_0(number: int, frame: FrameType | None) -> None:
+    """Handle a signal that all ranks receive: rank 0 ends the run. If it does not within GRACE_S, this process ends."""
+    timer = threading.Timer(GRACE_S, os._exit, [128 + number])
+    timer.daemon = True
+    timer.start()

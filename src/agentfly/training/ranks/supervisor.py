@@ -27,10 +27,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
 
 from ...config import Config
 from ...errors import AgentFlyError, RankError
+from ..stopping import handled_by
 from .process import BEAT_S, QUIET, RANK_LOST, SOCKET, LocalRank, Rank, free_port, start_here
 
 END_S = 5.0
@@ -40,7 +41,6 @@ CAUSE_S = 1.0
 LEAVE_S = 30.0
 LOOK_S = 0.1
 """Seconds that the other ranks have to end after rank 0."""
-SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 _PR_SET_PDEATHSIG = 1
 
 _socket: socket.socket | None = None
@@ -122,7 +122,7 @@ def supervise(
     starter = starter or LocalRanks(ranks, threads)
     stop = _Forwarder()
     directory: Path | None = None
-    with stop.handling():
+    with handled_by(stop.handle):
         for attempt in range(restarts + 1):
             group: list[Rank] = []
             status: int | None = None
@@ -291,19 +291,7 @@ class _Forwarder:
         finally:
             self._starting = False
 
-    @contextmanager
-    def handling(self) -> Iterator[None]:
-        former: dict[Any, Any] = {}
-        for name in SIGNALS:
-            if hasattr(signal, name):
-                former[getattr(signal, name)] = signal.signal(getattr(signal, name), self._handle)
-        try:
-            yield
-        finally:
-            for number, handler in former.items():
-                signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def handle(self, number: int, frame: FrameType | None) -> None:
         self.received = True
         if self._starting:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)

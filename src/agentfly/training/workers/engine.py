@@ -90,7 +90,7 @@ class WorkerEngine:
         self.handover_s, self.handover_bytes = 0.0, 0
         self.weights: Callable[[], Iterator[Bucket]] = self.copy.weights
         self.pool: WorkerPool | None = None
-        self._launcher, self._transport, self._address = launcher, transport, address
+        self._launcher, self._transport, self._address = launcher or LocalLauncher, transport, address
         self._max_gap = options.get("max_gap")
         self._senders: dict[str, Any] = {}
         self._written = -1  # the version that the memory file holds
@@ -167,11 +167,9 @@ class WorkerEngine:
     ) -> AsyncIterator[Plan]:
         """Start the workers. Yields the plan with them as its runner. `trained`: a learner changes the weights."""
         config = self.config
-        if (launch := self._launcher) is None:
-            launch = partial(LocalLauncher, environments=gpu_environments(config, self._uses_gpus()))
         limits = plan.limits
         pool = WorkerPool(
-            launch(log_dir),
+            self._launcher(log_dir),
             config.sampler.replicas,
             self._opening(),
             health_s=config.cluster.health_s,
@@ -201,12 +199,6 @@ class WorkerEngine:
         elif threads is None and count > 1:
             threads = max(1, (os.cpu_count() or 1) // count)
         return {"config": config.to_toml(), "count": count, "threads": threads, "chains": -(-chains // count)}
-
-    def _uses_gpus(self) -> bool:
-        import torch
-
-        device = engine_options(self.config.agent.engine).get("device")
-        return torch.cuda.is_available() and (device is None or str(device).startswith("cuda"))
 
     # ---- types.TrainableEngine
 
@@ -404,28 +396,34 @@ class WorkerEngine:
         return self._senders[kind]
 
 
-def use_workers(
-    config: Config, agent: BaseAgent, *, described: bool = True, cluster: Cluster | None = None
-) -> WorkerEngine | None:
-    """Let the agent sample in worker processes if `[sampler]` asks for them. Returns their engine, else None.
+def use_workers(config: Config, agent: BaseAgent, *, described: bool = True, cluster: Cluster | None = None) -> None:
+    """Let the agent sample in worker processes if `[sampler]` asks for them. Raises ConfigError if there are too few GPUs.
 
     `described`: the config describes the agent. If it does not, raises ConfigError: each worker builds the agent from it.
     `cluster`: the processes run on its nodes.
     """
     if not config.sampler.in_processes:
-        return None
+        return
     if not described:
         raise ConfigError(
             "sampler.replicas and sampler.place need a run that a config describes, because each worker process builds the "
             "agent from it: write the agent into a file and call train(Config...), or remove them"
         )
     if cluster is None:
-        engine = WorkerEngine(config)
+        environments = gpu_environments(config, uses_gpus(config))
+        engine = WorkerEngine(config, launcher=partial(LocalLauncher, environments=environments))
     else:
         own = cluster.own.address
         engine = WorkerEngine(config, launcher=lambda log_dir: sampler_launcher(cluster, config, log_dir), address=own)
     agent.use_engine(engine, engine.renderer)
-    return engine
+
+
+def uses_gpus(config: Config) -> bool:
+    """Whether the samplers of this machine use its GPUs."""
+    import torch
+
+    device = engine_options(config.agent.engine).get("device")
+    return torch.cuda.is_available() and (device is None or str(device).startswith("cuda"))
 
 
 def gpu_environments(config: Config, uses_gpus: bool) -> list[dict[str, str]]:

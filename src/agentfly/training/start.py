@@ -1,0 +1,127 @@
+"""Where a run begins: before its first step, or after that of a checkpoint. `describe_run` says it in the store."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from ..learn.algorithms import find_algorithm, reference_of
+from ..runs import RunDirectory
+from ..runs.checkpoints import STATE, discard, find_checkpoint, list_checkpoints, set_aside, sweep, why_broken
+from ..watch.observers import Observer
+from .cursor import fingerprint
+from .evidence import HALF
+from .parts import RunParts
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The step after which a run goes on. `opening` are metrics from before the first step; `before` and `after` validations.
+
+    `draws` are the groups that a resumed run draws again. `recorded` is what the store holds of the step.
+    """
+
+    step: int = 0
+    checkpoint: Path | None = None
+    opening: dict[str, float] = field(default_factory=dict)
+    before: dict[str, float] = field(default_factory=dict)
+    after: dict[str, float] = field(default_factory=dict)
+    draws: dict[str, Any] | None = None
+    recorded: dict[str, float] = field(default_factory=dict)
+
+
+def find_start(directory: RunDirectory, *, resumes: bool, observe: Observer) -> Path | None:
+    """Remove what a killed trainer left behind. Returns the checkpoint to resume from, or None for a run from the start."""
+    sweep(directory.checkpoints)
+    if not resumes:
+        directory.check_new()  # again: before this process had the lock, another one may have trained here
+        for path in list_checkpoints(directory.checkpoints):  # of step 0
+            discard(path)
+        return None
+    newest, broken = find_checkpoint(directory.checkpoints)
+    if newest is None and broken:
+        raise ConfigError(
+            f"cannot resume: {directory.path} holds no intact checkpoint: {why_broken(broken)}. "
+            f"Start again under another run.name"
+        )
+    for path in broken:
+        observe.note(f"{why_broken({path: broken[path]})}: it is now {set_aside(path)}, and the run goes back to an older one")
+    if newest is None:
+        observe.note(f"{directory.path} holds no checkpoint: the run starts from the beginning")
+    return newest
+
+
+def start_over(parts: RunParts) -> Start:
+    """Drop what a run without a finished step left in the folder."""
+    parts.observe.truncate_after(-1)
+    return Start(opening=parts.opening)
+
+
+def resume(parts: RunParts, checkpoint: Path) -> Start:
+    """Load a checkpoint and drop the records of later steps. Raises ConfigError if it does not fit this run."""
+    from ..learn.model.storage import load_state, restore_random_state
+
+    state = load_state(checkpoint / STATE)
+    if "learner" not in state:
+        raise ConfigError(
+            f"{checkpoint} holds a model but no state of a training run (agentfly sft saves none): "
+            f"start a new run with agent.model={checkpoint}"
+        )
+    try:
+        parts.learner.restore(checkpoint, state["learner"])
+        same_order = parts.cursor.restore(state["cursor"])
+        parts.ledger.groups.update(state.get("tasks", {}))
+        step, before = int(state["step"]), dict(state["before"])
+        opening = dict(state.get("opening", {}))
+        restore_random_state(state["random"])
+    except (KeyError, ValueError, TypeError, IndexError, AttributeError, RuntimeError) as error:
+        told = (str(error).splitlines() or [type(error).__name__])[-1].strip()
+        raise ConfigError(
+            f"{checkpoint} does not fit this run ({told}): resume with the model and config it was saved with"
+        ) from error
+    recorded = _restore_records(parts, step)
+    same_validation = state.get("validation") in (None, fingerprint(parts.validation_tasks))
+    validations = {name: value for name, value in recorded[step].items() if name.startswith("validation/")}
+    first = {name: value for name, value in recorded[0].items() if name.startswith("validation/")}
+    parts.saver.loaded(step, checkpoint)
+    parts.engine.publish(parts.learner.version)
+    parts.observe.note(f"resumed at step {step} from {checkpoint}")
+    if not same_order:
+        lost = "the training rows, data.shuffle or the seed are not those of the saved run: the rows are drawn from the start"
+        parts.observe.note(lost)
+    if not same_validation:
+        parts.observe.note("the validation rows are not those of the saved run: their figures cannot be compared")
+    draws = state.get("stream") if same_order else None
+    after = validations if same_validation and step else {}
+    return Start(step, checkpoint, opening, before or first, after, draws, recorded[step])
+
+
+def _restore_records(parts: RunParts, step: int) -> dict[int, dict[str, float]]:
+    """Drop the records of later steps; the ledger goes on from the rest. Returns those of step 0 and of this one."""
+    parts.observe.truncate_after(step)
+    rows = parts.writer.store.metrics()
+    recorded = {at: {row.name: row.value for row in rows if row.step == at} for at in (0, step)}
+    parts.ledger.first_gap = next((row.value for row in rows if row.name == "train/logprob_gap"), None)
+    if step:
+        parts.ledger.adam_steps = recorded[step].get("train/adam_steps")
+    return recorded
+
+
+def describe_run(parts: RunParts, step: int) -> dict[str, Any]:
+    """Who runs what, with the settings of the steps after this one, from which `agentfly replay` computes them again."""
+    config, algorithm = parts.config, find_algorithm(parts.config.algorithm)
+    lr = config.train.lr_of(sum(each.numel() for each in parts.learner.model.parameters()), config.lora.rank > 0)
+    rules = {
+        "from": step + 1, "algorithm": reference_of(config.algorithm), "loss": asdict(algorithm.complete(config.loss)),
+        "optim": asdict(replace(config.train, lr=lr, total_steps=config.train.total_steps or config.train.steps)),
+        "seed": config.seed, "window": config.rollout.max_lag, "exact": parts.exact,
+        "recomputes": config.rollout.at_update != "keep", "full": parts.ledger.bounds is not HALF,
+        "shares": parts.engine.shares_weights, "truncates": parts.ledger.truncates, "reward": repr(parts.agent.reward),
+    }  # fmt: skip
+    return {
+        "kind": "train", "model": config.agent.model, "world": config.agent.env or config.data.train or None,
+        "algorithm": algorithm.name, "seed": config.seed, "total_steps": config.train.steps,
+        "rules": [*(earlier for earlier in parts.writer.store.meta().get("rules", ()) if earlier["from"] <= step), rules],
+    }  # fmt: skip
