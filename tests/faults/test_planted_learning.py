@@ -23,11 +23,11 @@ from agentfly.engines.local.replica import make_replica
 from agentfly.errors import InvariantError
 from agentfly.health import diagnose, replay
 from agentfly.learn import learner as learning
-from agentfly.learn.algorithms import objective
 from agentfly.learn.experience import Experience
 from agentfly.learn.learner import PolicyLearner
 from agentfly.learn.model.lora import LoraLinear
 from agentfly.learn.optim import Optimizer
+from agentfly.learn.update import objective
 from agentfly.rollout import chain as rollout_chain
 from agentfly.training import evidence, loop
 from tests.tiny import ROWS, save_tiny_model, tiny_agent
@@ -388,7 +388,7 @@ def dropout(share: float) -> Callable[[Patch], None]:
     """The learner's pass drops some of its hidden states, the engine's does not."""
 
     def plant(patch: Patch) -> None:
-        from agentfly.learn.backbone import Backbone
+        from agentfly.learn.model.backbone import Backbone
 
         real = Backbone.__call__
         patch.setattr(

@@ -13,7 +13,7 @@ import torch
 
 from agentfly.kernels import find_kernels, torch_layers
 from agentfly.kernels.replace import replace_modules
-from agentfly.learn import backbone
+from agentfly.learn.model import backbone
 from agentfly.learn.model.logprobs import Scorer
 from agentfly.learn.model.lora import adapt
 from agentfly.learn.packed import PackedLayout, packed_replica, run_packed
@@ -263,7 +263,7 @@ REPLICAS = """
 import sys
 import torch
 from agentfly.kernels import layers
-from agentfly.learn import backbone
+from agentfly.learn.model import backbone
 from agentfly.learn.batching import Rows
 from agentfly.learn.model.logprobs import Scorer
 from agentfly.learn.model.lora import adapt

@@ -12,9 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfly.learn import backbone, packed
+from agentfly.learn import packed
 from agentfly.learn.batching import Rows, _fill, shared_packs
 from agentfly.learn.bucketed import Buckets, Take, divide
+from agentfly.learn.model import backbone
 from agentfly.learn.model.logprobs import Scorer
 from agentfly.learn.model.lora import adapt
 from agentfly.learn.packed import PackedLayout

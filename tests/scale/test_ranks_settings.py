@@ -14,11 +14,11 @@ from agentfly.cli import main
 from agentfly.config import Config
 from agentfly.errors import ConfigError
 from agentfly.learn.batching import Rows
-from agentfly.learn.ranks import files
-from agentfly.learn.ranks.division import balance, cut, rank_batches, share_rows
+from agentfly.learn.model import shard_files
+from agentfly.learn.model.shard_files import Shard, ShardFiles, collect_shards, file_name, write_for_rank_0, write_shards
 from agentfly.learn.ranks.environment import Place, read_place
-from agentfly.learn.ranks.files import Shard, ShardFiles, collect_shards, file_name, write_for_rank_0, write_shards
 from agentfly.learn.ranks.group import choose_device
+from agentfly.learn.update.division import balance, cut, rank_batches, share_rows
 from agentfly.runs import checkpoints as checkpoint
 from agentfly.training.ranks.roles import find_place
 from agentfly.types import Sample
@@ -181,7 +181,7 @@ def test_a_command_that_runs_in_one_process_refuses_ranks(
 
 
 def test_learner_and_trainer_agree_on_the_names_in_a_checkpoint() -> None:
-    assert (files.FOLDER, files.STATE) == (checkpoint.SHARDS, checkpoint.STATE)
+    assert (shard_files.FOLDER, shard_files.STATE) == (checkpoint.SHARDS, checkpoint.STATE)
 
 
 def test_a_rank_that_cannot_write_says_why(tmp_path: Any) -> None:

@@ -32,7 +32,6 @@ from .algorithms import Algorithm, Chains, Credit, find_algorithm
 from .algorithms.advantages import explained_variance
 from .algorithms.interface import Scope
 from .algorithms.losses import kl_divergence, token_weights
-from .algorithms.objective import Minibatch, critic_loss, measure_gap, old_logprobs, regularizers, surrogate
 from .batching import MicroBatch, Rows, passes
 from .budget import TokenBudget
 from .experience import Experience, gather
@@ -45,6 +44,7 @@ from .model.storage import load_learner_state, load_weights
 from .optim import Optimizer
 from .samples import row_of
 from .settings import LossSettings, OptimSettings
+from .update.objective import Minibatch, critic_loss, measure_gap, old_logprobs, regularizers, surrogate
 
 Check = Callable[[Mapping[str, float]], None]
 Changing = Callable[[], object]

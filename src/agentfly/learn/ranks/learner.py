@@ -25,7 +25,6 @@ from ...kernels import launching_on
 from ...kernels.memory import ROOM
 from ...types import Sample, TokenFit, Trajectory
 from ..algorithms import Algorithm, Chains, Credit
-from ..algorithms.objective import Minibatch
 from ..batching import MicroBatch, Shape
 from ..experience import Experience
 from ..learner import Divide, PolicyLearner
@@ -34,11 +33,7 @@ from ..model.critic import hidden_width
 from ..model.logprobs import Scores
 from ..model.lora import FOLDER as ADAPTER
 from ..model.lora import adapter_weights, adapters, is_adapted
-from ..model.storage import in_buckets, load_state, save_checkpoint_model
-from ..optim import Optimizer
-from ..samples import row_of
-from .division import rank_batches
-from .files import (
+from ..model.shard_files import (
     FOLDER,
     STATE,
     PlainFiles,
@@ -51,9 +46,26 @@ from .files import (
     write_for_rank_0,
     write_shards,
 )
+from ..model.shards import (
+    HALF,
+    Read,
+    ShardedScorer,
+    assign,
+    free,
+    meta_copy,
+    send_weights,
+    shard_like,
+    shard_model,
+    shard_of,
+    whole,
+)
+from ..model.storage import in_buckets, load_state, save_checkpoint_model
+from ..optim import Optimizer
+from ..samples import row_of
+from ..update.division import rank_batches
+from ..update.messages import pack_credit, pack_experience, unpack_credit, unpack_experience
+from ..update.objective import Minibatch
 from .group import RankGroup
-from .messages import pack_credit, pack_experience, unpack_credit, unpack_experience
-from .shard import HALF, Read, ShardedScorer, assign, free, meta_copy, send_weights, shard_like, shard_model, shard_of, whole
 
 log = logging.getLogger(__name__)
 SHAPES: tuple[Shape, ...] = ("padded", "packed", "shared")

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from ...errors import ConfigError
 from ..batching import MicroBatch
-from ..model.logprobs import EntropyMode, Scorer, Scores
-from .files import Shard
-from .group import RankGroup
+from ..ranks.group import RankGroup
+from .logprobs import EntropyMode, Scorer, Scores
+from .shard_files import Shard
 
 HALF = (torch.bfloat16, torch.float16)
 

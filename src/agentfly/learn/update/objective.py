@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from ...errors import ConfigError
+from ..algorithms.interface import Algorithm, TokenLoss, Tokens
+from ..algorithms.losses import clipped_surrogate, correction_weights, kl_divergence, value_loss
 from ..batching import MicroBatch
 from ..experience import Experience
 from ..metrics import Totals
 from ..model.logprobs import Scores
 from ..settings import LossSettings
-from .interface import Algorithm, TokenLoss, Tokens
-from .losses import clipped_surrogate, correction_weights, kl_divergence, value_loss
 
 
 @dataclass(frozen=True, slots=True)
