@@ -70,16 +70,20 @@ class CudaMemory:
 
 
 class TokenBudget:
-    """The tokens of a micro batch. `tokens` changes when memory was measured or ran out."""
+    """The tokens of a micro batch. `tokens` changes when memory was measured or ran out.
 
-    def __init__(self, setting: int | Literal["auto"], device: torch.device, memory: Memory | None = None) -> None:
+    `alone` tells whether a batch that does not fit may be divided again: not if other ranks wait for this one.
+    """
+
+    def __init__(
+        self, setting: int | Literal["auto"], device: torch.device, memory: Memory | None = None, *, alone: bool = True
+    ) -> None:
         if memory is None and device.type == "cuda":
             memory = CudaMemory(device)
         self._memory = memory
         self._measures = setting == "auto" and memory is not None
         self._bytes_per_token = 0.0
-        self.alone = True
-        """Whether a batch that does not fit may be divided again: not if other ranks wait for this one."""
+        self._alone = alone
         self.tokens = setting if isinstance(setting, int) else CPU_TOKENS if memory is None else FIRST_TOKENS
 
     @property
@@ -121,8 +125,8 @@ class TokenBudget:
         self._bytes_per_token = max(1.0, taken / max(batch.input_ids.numel() for batch in micro))
 
     def can_halve(self, micro: Sequence[MicroBatch]) -> bool:
-        """Whether smaller batches of the same rows exist."""
-        return any(len(batch.rows) > 1 for batch in micro)
+        """Whether these rows may be divided into smaller batches."""
+        return self._alone and any(len(batch.rows) > 1 for batch in micro)
 
     def halve(self, micro: Sequence[MicroBatch]) -> None:
         """After an OutOfMemoryError with these batches: half the tokens of the largest, from now on.
@@ -147,7 +151,7 @@ class TokenBudget:
                     return work(micro)
             except torch.OutOfMemoryError:
                 undo()
-                if not self.alone or not self.can_halve(micro):
+                if not self.can_halve(micro):
                     raise
             self.halve(micro)
 
@@ -158,6 +162,9 @@ class TokenBudget:
         score: Callable[[MicroBatch], Tensor],
     ) -> Iterator[tuple[MicroBatch, Tensor]]:
         """Yield each batch of `divide(rows)` with its scores. Rows of a batch that does not fit are divided again."""
+        if not self._alone:
+            yield from ((batch, score(batch)) for batch in divide(rows))
+            return
         left = list(rows)
         while left:
             done: set[int] = set()

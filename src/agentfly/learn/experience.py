@@ -21,6 +21,7 @@ from ..types import Sample, TokenRecord, Trajectory
 from .algorithms import Credit
 from .algorithms.advantages import TokenValues
 from .batching import MicroBatch, Rows
+from .group import LearnerGroup
 from .samples import check_chains, rows_of_chains
 
 
@@ -182,6 +183,23 @@ class Experience:
         if self.used is None:
             self.used = torch.zeros_like(self.current)
         self.used[tokens] = True
+
+    @torch.no_grad()
+    def share_notes(self, group: LearnerGroup) -> None:
+        """Give every rank the notes of all ranks, so that rank 0 can record them."""
+        if group.size == 1:
+            return
+
+        def mean_over_ranks(values: Tensor | None) -> Tensor:
+            """The mean over the ranks that noted a value; NaN if none did."""
+            values = torch.full_like(self.sampled, math.nan) if values is None else values
+            counts = group.sum((~values.isnan()).to(values.dtype))
+            return group.sum(values.nan_to_num(0.0)) / counts
+
+        used = torch.zeros_like(self.sampled) if self.used is None else self.used.to(self.sampled.dtype)
+        self.used = group.sum(used) > 0
+        self.own, self.last = mean_over_ranks(self.own), mean_over_ranks(self.last)
+        self.entropies = mean_over_ranks(self.entropies)
 
     def records(self) -> list[TokenRecord]:
         """What the update did with each chain. A series whose values are all equal or all unknown is left out."""

@@ -6,11 +6,12 @@ step's result.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the table is read where torch is not loaded
     from torch import Tensor
+
+    from .group import LearnerGroup
 
 METRICS = {
     "train/loss": "The minimised sum: policy loss, KL, entropy bonus, a shared critic's loss (mean over optimizer steps).",
@@ -78,14 +79,18 @@ class Totals:
         for name, total in other._sums.items():
             self.add(name, total, other._counts[name])
 
-    def summed(self, add_up: Callable[[list[float]], list[float]]) -> Totals:
-        """Returns the sums over several processes. `add_up` adds lists of equal length."""
+    def summed(self, group: LearnerGroup) -> Totals:
+        """Returns the sums over all ranks."""
+        if group.size == 1:
+            return self
+        import torch
+
         names = list(METRICS)
-        sums = [float(self._sums.get(name, 0.0)) for name in names]
-        counts = [float(self._counts.get(name, 0.0)) for name in names]
-        found, whole = add_up(sums + counts), Totals()
+        numbers = [float(table.get(name, 0.0)) for table in (self._sums, self._counts) for name in names]
+        sums: list[float] = group.sum(torch.tensor(numbers, dtype=torch.float64)).tolist()
+        whole = Totals()
         for place, name in enumerate(names):
-            whole.add(name, found[place], found[len(names) + place])
+            whole.add(name, sums[place], sums[len(names) + place])
         return whole
 
     def means(self) -> dict[str, float]:

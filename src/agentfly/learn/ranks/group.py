@@ -16,15 +16,15 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from ... import errors
 from ...codec import decode, encode
@@ -34,6 +34,7 @@ from ...kernels.memory import ROOM
 from .environment import Place
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 LEAVE_S = 20.0
 """Seconds that rank 0 waits at the end for the other ranks."""
 WAIT_S = 5.0
@@ -195,9 +196,20 @@ class RankGroup:
             dist.broadcast(line, source)
         return line.numpy().tobytes()
 
-    def send_tensor(self, tensor: Tensor) -> None:
-        """Replace the tensor by that of rank 0, in place."""
-        dist.broadcast(tensor, 0)
+    def from_leader(self, make: Callable[[], T], pack: Callable[[T], bytes], unpack: Callable[[bytes], T]) -> T:
+        """Returns what rank 0 makes. An AgentFlyError of `make` is raised on every rank."""
+        data: bytes | None = None
+        with self.together():
+            if self.leads:
+                data = pack(make())
+        return unpack(self.broadcast(data))
+
+    @torch.no_grad()
+    def send_weights(self, *modules: nn.Module) -> None:
+        """Give every rank the weights of rank 0."""
+        for module in modules:
+            for tensor in [*module.parameters(), *module.buffers()]:
+                dist.broadcast(tensor.data, 0)
 
     def agree(self, error: AgentFlyError | None) -> None:
         """Raises the error of the lowest rank that has one, on every rank."""

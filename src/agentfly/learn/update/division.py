@@ -42,6 +42,8 @@ def cut(costs: Sequence[float], size: int) -> list[range]:
 
 def share_rows(table: Rows, rows: Sequence[int], shape: Shape, size: int, width: int) -> list[list[int]]:
     """Returns the rows of each rank."""
+    if size == 1:
+        return [list(rows)]
     if shape == "shared":
         order, common = table.in_order(rows)
         if sum(common) > WORTH_SHARING * sum(table.lengths[row] for row in rows):

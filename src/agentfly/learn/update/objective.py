@@ -1,19 +1,22 @@
 """The objective on one micro batch: the terms that the settings ask for, from the functions in `losses`.
 
-Each function returns a scalar; the sum over the micro batches of a minibatch is the minibatch's loss. No model runs here.
+`Objective` tells what a minibatch needs and adds up its terms. Each function returns a scalar; the sum over the micro batches
+of a minibatch is the minibatch's loss. No model runs here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...errors import ConfigError
-from ..algorithms.interface import Algorithm, TokenLoss, Tokens
-from ..algorithms.losses import clipped_surrogate, correction_weights, kl_divergence, value_loss
+from ..algorithms.interface import Algorithm, Scope, TokenLoss, Tokens
+from ..algorithms.losses import clipped_surrogate, correction_weights, kl_divergence, token_weights, value_loss
 from ..batching import MicroBatch
 from ..experience import Experience
 from ..metrics import Totals
@@ -33,6 +36,108 @@ class Minibatch:
     num_tokens: int
     part: float
     is_first: bool
+
+
+class Objective:
+    """The loss of an algorithm with the terms of its settings."""
+
+    def __init__(self, algorithm: Algorithm, settings: LossSettings) -> None:
+        self._algorithm, self._settings = algorithm, settings
+
+    def rows_to_train(self, experience: Experience) -> list[bool]:
+        """Returns the rows whose loss may differ from 0. A loss over whole chains needs all rows of a chain."""
+        trained = experience.rows_with_trained()
+        if self._algorithm.trains_zero_advantages:
+            return trained
+        wanted = experience.rows_with_advantage()
+        if self._scope(experience) != "token":
+            for rows in experience.chain_rows:
+                if any(wanted[rows.start : rows.stop]):
+                    wanted[rows.start : rows.stop] = trained[rows.start : rows.stop]
+        return wanted
+
+    def needs_recompute(self, experience: Experience, num_steps: int) -> bool:
+        """Whether log-probs are needed before the first optimizer step. A single step computes them in its own pass."""
+        if experience.recomputed is not None or num_steps == 1:
+            return False
+        mode = self._settings.old_logprobs
+        corrects = self._settings.correction != "off" and experience.inexact is not None
+        return mode == "recompute" or (mode == "auto" and (corrects or bool(experience.current.any())))
+
+    def weights_of(self, experience: Experience, chains: Sequence[int]) -> Tensor:
+        """Returns the weight of each token in the loss of a minibatch of these chains."""
+        settings, of_chain = self._settings, np.zeros(experience.num_chains, dtype=np.float32)
+        lengths = experience.num_trained[chains].tolist()
+        of_chain[chains] = token_weights(lengths, settings.aggregation, divisor=settings.sequence_divisor)
+        weights = of_chain[experience.owners]
+        if experience.trained is not None:
+            weights = weights * experience.trained
+        return torch.from_numpy(weights).to(experience.sampled.device)
+
+    def is_divided(self, experience: Experience, micro: Sequence[MicroBatch], num_ranks: int) -> bool:
+        """Whether micro batches divide what the algorithm's loss needs in one call. Those of several ranks may do so."""
+        # Recomputed log-probs give the weights of sequences without a call for the whole chain.
+        scope = self._scope(experience) if experience.recomputed is None else self._algorithm.loss_scope
+        if scope == "token" or (len(micro) == 1 and num_ranks == 1):
+            return False
+        if scope == "minibatch" or num_ranks > 1:
+            return True
+        parts = [set(experience.chain_of[batch.tokens].tolist()) for batch in micro]
+        return len(set().union(*parts)) < sum(map(len, parts))
+
+    def _scope(self, experience: Experience) -> Scope:
+        """Returns what one call of the loss must hold completely. The weight of a sequence needs the whole chain."""
+        if self._algorithm.loss_scope == "token" and self._settings.correction == "sequence" and experience.inexact is not None:
+            return "chain"
+        return self._algorithm.loss_scope
+
+    @property
+    def has_entropy_bonus(self) -> bool:
+        return self._settings.entropy_coef > 0
+
+    def slopes(
+        self, experience: Experience, tokens: Tensor, logprobs: Tensor, minibatch: Minibatch, totals: Totals
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the derivative of the algorithm's loss by each log-prob, and the loss, over the whole minibatch.
+
+        By the chain rule, slopes x log-probs has the gradient of the loss, and the micro batches can be run one by one.
+        """
+        leaf = logprobs.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            loss = surrogate(experience, self._algorithm, self._settings, tokens, leaf, minibatch, totals, part=1.0)
+        slopes = torch.zeros_like(experience.sampled, dtype=leaf.dtype)
+        slopes[tokens] = torch.autograd.grad(loss, leaf)[0]
+        return slopes, loss.detach()
+
+    def loss(
+        self,
+        experience: Experience,
+        batch: MicroBatch,
+        scores: Scores,
+        values: Tensor | None,
+        minibatch: Minibatch,
+        totals: Totals,
+        slopes: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:
+        """Returns the loss of one micro batch. `slopes` are those of the whole minibatch and its loss, if it is divided."""
+        tokens, settings = batch.tokens, self._settings
+        if slopes is None:
+            loss = surrogate(
+                experience, self._algorithm, settings, tokens, scores.logprobs, minibatch, totals, part=minibatch.part
+            )
+        else:
+            linear = (slopes[0][tokens] * scores.logprobs).sum()
+            loss = linear - linear.detach() + slopes[1] * minibatch.part
+        loss = loss + regularizers(experience, settings, tokens, scores, minibatch, totals)
+        if values is not None:
+            loss = loss + settings.value_coef * critic_loss(experience, settings, batch, values, minibatch, totals)
+        return loss
+
+    def critic_loss(
+        self, experience: Experience, batch: MicroBatch, values: Tensor, minibatch: Minibatch, totals: Totals
+    ) -> Tensor:
+        """Returns the loss of a separate critic on one micro batch."""
+        return critic_loss(experience, self._settings, batch, values, minibatch, totals)
 
 
 def old_logprobs(experience: Experience, settings: LossSettings, own: Tensor, tokens: Tensor | slice) -> Tensor:
