@@ -27,7 +27,7 @@ from agentfly.learn.experience import Experience
 from agentfly.learn.learner import PolicyLearner
 from agentfly.learn.model.lora import LoraLinear
 from agentfly.learn.optim import Optimizer
-from agentfly.learn.update import objective
+from agentfly.learn.update import gradients, objective
 from agentfly.learn.update.gradients import Gradients
 from agentfly.learn.update.modules import LearnerModules
 from agentfly.learn.update.scoring import Scoring
@@ -179,7 +179,7 @@ def first_backward_pass(patch: Patch) -> None:
     """The loss of all micro batches is computed, and the gradient of the first one alone."""
     real, real_backward = Gradients.of_policy, Optimizer.backward
 
-    def gradients(self: Gradients, *arguments: Any) -> Any:
+    def of_policy(self: Gradients, *arguments: Any) -> Any:
         passed = []
 
         def backward(self: Optimizer, loss: torch.Tensor) -> None:
@@ -191,7 +191,7 @@ def first_backward_pass(patch: Patch) -> None:
             inner.setattr(Optimizer, "backward", backward)
             return real(self, *arguments)
 
-    patch.setattr(Gradients, "of_policy", gradients)
+    patch.setattr(Gradients, "of_policy", of_policy)
 
 
 def entropy_without_gradient(patch: Patch) -> None:
@@ -211,7 +211,8 @@ def critic_of_other_returns(patch: Patch) -> None:
         finally:
             experience.returns = kept
 
-    patch.setattr(objective, "critic_loss", loss)
+    for module in (objective, gradients):
+        patch.setattr(module, "critic_loss", loss)
 
 
 def ratios_of_1(patch: Patch) -> None:

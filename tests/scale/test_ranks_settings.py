@@ -14,6 +14,7 @@ from agentfly.cli import main
 from agentfly.config import Config
 from agentfly.errors import ConfigError
 from agentfly.learn.batching import Rows
+from agentfly.learn.group import LearnerGroup
 from agentfly.learn.model import shard_files
 from agentfly.learn.model.shard_files import Shard, ShardFiles, collect_shards, file_name, write_for_rank_0, write_shards
 from agentfly.learn.ranks.environment import Place, read_place
@@ -132,7 +133,7 @@ def test_rows_that_begin_alike_stay_together() -> None:
 def test_every_rank_runs_the_same_number_of_micro_batches_and_each_row_once(shape: Any) -> None:
     table = rows_of([40, 3, 3])
     ranks = [
-        list(rank_batches(table, range(3), 42, torch.device("cpu"), shape, rank=rank, size=4, width=16)) for rank in range(4)
+        list(rank_batches(table, range(3), 42, torch.device("cpu"), shape, LearnerGroup(rank, 4), 16)) for rank in range(4)
     ]
     assert len(set(map(len, ranks))) == 1
     assert sorted(row for batches in ranks for batch in batches for row in batch.rows) == [0, 1, 2]

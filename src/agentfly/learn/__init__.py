@@ -4,6 +4,7 @@
     samples     trajectory -> training rows; the only place that makes a mask       (no torch)
     algorithms/ advantages, losses, the table of algorithms                         (NumPy, torch)
     batching    rows -> micro batches with little padding                           (torch)
+    group       what ranks do together; a single process does nothing               (torch)
     experience  the sampled tokens of one step as flat tensors                      (torch)
     model/      hidden states, log-probs, the critic, LoRA, shards, saving, loading (torch)
     optim       AdamW, float32 masters, loss scaling                                (torch)

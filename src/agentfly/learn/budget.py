@@ -70,20 +70,16 @@ class CudaMemory:
 
 
 class TokenBudget:
-    """The tokens of a micro batch. `tokens` changes when memory was measured or ran out.
+    """The tokens of a micro batch. `tokens` changes when memory was measured or ran out."""
 
-    `alone` tells whether a batch that does not fit may be divided again: not if other ranks wait for this one.
-    """
-
-    def __init__(
-        self, setting: int | Literal["auto"], device: torch.device, memory: Memory | None = None, *, alone: bool = True
-    ) -> None:
+    def __init__(self, setting: int | Literal["auto"], device: torch.device, memory: Memory | None = None) -> None:
         if memory is None and device.type == "cuda":
             memory = CudaMemory(device)
         self._memory = memory
         self._measures = setting == "auto" and memory is not None
         self._bytes_per_token = 0.0
-        self._alone = alone
+        self.alone = True
+        """Whether a batch that does not fit may be divided again: not if other ranks wait for this one."""
         self.tokens = setting if isinstance(setting, int) else CPU_TOKENS if memory is None else FIRST_TOKENS
 
     @property
@@ -126,7 +122,7 @@ class TokenBudget:
 
     def can_halve(self, micro: Sequence[MicroBatch]) -> bool:
         """Whether these rows may be divided into smaller batches."""
-        return self._alone and any(len(batch.rows) > 1 for batch in micro)
+        return self.alone and any(len(batch.rows) > 1 for batch in micro)
 
     def halve(self, micro: Sequence[MicroBatch]) -> None:
         """After an OutOfMemoryError with these batches: half the tokens of the largest, from now on.
@@ -162,7 +158,7 @@ class TokenBudget:
         score: Callable[[MicroBatch], Tensor],
     ) -> Iterator[tuple[MicroBatch, Tensor]]:
         """Yield each batch of `divide(rows)` with its scores. Rows of a batch that does not fit are divided again."""
-        if not self._alone:
+        if not self.alone:
             yield from ((batch, score(batch)) for batch in divide(rows))
             return
         left = list(rows)

@@ -82,19 +82,22 @@ class Experience:
         return slice(int(self.rows.starts[rows.start]), int(self.rows.starts[rows.stop]))
 
     @property
-    def num_masked(self) -> int:
-        """The number of tokens that are not trained."""
-        return 0 if self.trained is None else int((~self.trained).sum())
-
-    @property
     def num_trained(self) -> NDArray[np.int64]:
         """The number of trained tokens of each chain."""
         return np.bincount(self.owners if self.trained is None else self.owners[self.trained], minlength=self.num_chains)
 
-    @property
-    def trained_lags(self) -> NDArray[np.int64]:
-        """The lags of the trained tokens."""
-        return self.lags if self.trained is None else self.lags[self.trained]
+    def metrics(self) -> dict[str, float]:
+        """Returns what is known before an update, named in `metrics.METRICS`. As yet no group has an advantage."""
+        counts = {
+            "train/samples": float(len(self.rows)),
+            "train/tokens": float(self.rows.num_tokens),
+            "train/splits": float(len(self.rows) - self.num_chains),
+            "train/untrainable_chains": float(self.num_untrainable + (self.num_trained == 0).sum()),
+            "train/zero_advantage_groups": float(self.num_groups),
+            "train/masked_tokens": float(0 if self.trained is None else (~self.trained).sum()),
+        }
+        lags = self.lags if self.trained is None else self.lags[self.trained]
+        return counts | ({"train/lag_mean": float(lags.mean()), "train/lag_max": float(lags.max())} if len(lags) else {})
 
     def trained_values(self, values: Tensor, tokens: Tensor | slice = slice(None)) -> Tensor:
         """Returns the entries of the trained tokens. `tokens` are the numbers of the tokens in `values`."""

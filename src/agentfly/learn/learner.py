@@ -30,13 +30,12 @@ from ..types import Sample, TokenFit, TokenRecord, Trajectory
 from .algorithms import Algorithm, Chains, Credit, find_algorithm
 from .algorithms.advantages import explained_variance
 from .algorithms.losses import kl_divergence
-from .batching import passes
+from .batching import MicroBatch, passes
 from .budget import TokenBudget
 from .experience import Experience, gather
 from .group import ALONE, LearnerGroup
 from .metrics import Totals
 from .model.logprobs import EntropyMode
-from .model.shards import load_tensors
 from .model.storage import load_learner_state, load_weights
 from .optim import Optimizer
 from .samples import row_of
@@ -44,11 +43,12 @@ from .settings import LossSettings, OptimSettings
 from .update.gradients import Gradients
 from .update.messages import pack_credit, unpack_credit
 from .update.modules import LearnerModules, check_critic_keys
-from .update.objective import Objective, old_logprobs
+from .update.objective import Minibatch, Objective, old_logprobs
 from .update.scoring import Scoring
 
 Check = Callable[[Mapping[str, float]], None]
 Changing = Callable[[], object]
+Work = Callable[[list[MicroBatch]], tuple[Tensor, Totals]]
 
 CRITIC_EPOCHS, CRITIC_MINIBATCHES, CRITIC_WARMUP = 2, 8, 7
 """Defaults of a critic: its learning rate over the policy's, passes, optimizer steps per pass, steps alone.
@@ -123,10 +123,11 @@ class PolicyLearner:
             group=group,
             reduce=reduce,
         )
-        self._budget = TokenBudget(self.optim.max_tokens_per_batch, self.device, alone=group.size == 1)
+        self._budget = TokenBudget(self.optim.max_tokens_per_batch, self.device)
+        self._budget.alone = group.size == 1
         self._objective = Objective(self.algorithm, self.loss)
-        self._scoring = Scoring(self._modules, self._budget, group)
-        self._gradients = Gradients(self._modules, self._objective, self._scoring, group)
+        self._scoring = Scoring(self._modules, self._budget)
+        self._gradients = Gradients(self._modules, self._objective)
         self._make_optimizers()
 
     def _make_optimizers(self) -> None:
@@ -221,17 +222,7 @@ class PolicyLearner:
         self._budget.tokens = self._group.least(self._budget.tokens)
         factor = self.optim.lr_factor(self._updates)
         totals = Totals()
-        metrics = {
-            "train/lr": self._lr * factor,
-            "train/samples": float(len(experience.rows)),
-            "train/tokens": float(experience.rows.num_tokens),
-            "train/splits": float(len(experience.rows) - experience.num_chains),
-            "train/untrainable_chains": float(experience.num_untrainable + (experience.num_trained == 0).sum()),
-            "train/zero_advantage_groups": float(experience.num_groups),
-            "train/masked_tokens": float(experience.num_masked),
-        }
-        if len(lags := experience.trained_lags):
-            metrics |= {"train/lag_mean": float(lags.mean()), "train/lag_max": float(lags.max())}
+        metrics = {"train/lr": self._lr * factor, **experience.metrics()}
         steps = 0
         if experience.num_chains:
             metrics["train/zero_advantage_groups"] = float(self._give_credit(experience, totals))
@@ -322,13 +313,9 @@ class PolicyLearner:
         shares = self._passes(experience, epochs, self.optim.critic_minibatches or CRITIC_MINIBATCHES)
         for number, chains in enumerate(shares):
             rows = experience.rows_with(chains, every_row)
-            divide = partial(self._scoring.trained_batches, experience, rows)
-            work = partial(self._gradients.of_critic, optimizer, experience, int(lengths[chains].sum()), not number)
-            while True:
-                whole, measured = self._budget.run(divide, work, optimizer.zero_grad)
-                if self._apply(optimizer, whole, measured, "train/critic_grad_norm"):
-                    totals.merge(measured)
-                    break
+            minibatch = Minibatch(experience.sampled, int(lengths[chains].sum()), is_first=not number)
+            work = partial(self._gradients.of_critic, optimizer, experience, minibatch)
+            self._optimize(optimizer, experience, rows, work, totals, "train/critic_grad_norm", False)
 
     def _passes(self, experience: Experience, epochs: int, num_minibatches: int) -> Iterator[list[int]]:
         """Yield the chains of each optimizer step. A chain without trained tokens is in none."""
@@ -338,41 +325,42 @@ class PolicyLearner:
             yield [trained[index] for index in share]
 
     def _step(
-        self,
-        experience: Experience,
-        chains: Sequence[int],
-        rows: Sequence[int],
-        totals: Totals,
-        *,
-        is_first: bool,
-        entropy: EntropyMode,
+        self, experience: Experience, chains: list[int], rows: list[int], totals: Totals, is_first: bool, entropy: EntropyMode
     ) -> None:
         """One optimizer step on one minibatch, gradients accumulated over its micro batches."""
         if not is_first:
             totals.drop("train/last_slope", "train/last_slope_mark", "train/last_entropy_slope")
             experience.last = None
-        optimizer = self._optimizer
-        weights, num_tokens = self._objective.weights_of(experience, chains), int(experience.num_trained[chains].sum())
+        minibatch = self._objective.minibatch(experience, chains, is_first)
+        work = partial(self._gradients.of_policy, self._optimizer, experience, minibatch, entropy)
+        self._optimize(self._optimizer, experience, rows, work, totals, "train/grad_norm", is_first)
+
+    def _optimize(
+        self, optimizer: Optimizer, experience: Experience, rows: list[int], work: Work, totals: Totals, name: str, checks: bool
+    ) -> None:
+        """Accumulate gradients with `work`, and step. `checks`: call `check` with what was measured in between."""
         divide = partial(self._scoring.trained_batches, experience, rows)
-        work = partial(self._gradients.of_policy, optimizer, experience, weights, num_tokens, entropy, is_first)
         while True:
             whole, measured = self._budget.run(divide, work, optimizer.zero_grad)
-            if is_first:
+            if checks:
                 self._check_measured(totals, measured)
-            if self._apply(optimizer, whole, measured, "train/grad_norm"):
+            if self._apply(optimizer, whole, measured, name):
                 totals.merge(measured)
                 return
 
     def _check_measured(self, *measured: Totals) -> None:
         """Call `check` with all that was measured before the first change of the weights."""
-        every = Totals()
+        every, check = Totals(), self._check
         for totals in measured:
             every.merge(totals)
         metrics = every.summed(self._group).means()
+        self._call(lambda: None if check is None else check(metrics))
+
+    def _call(self, call: Callable[[], object]) -> None:
+        """Call before weights change. If it raises on one rank, it does so on all, and the gradients are dropped."""
         try:
             with self._group.together():
-                if self._check is not None:
-                    self._check(metrics)
+                call()
         except BaseException:
             self._optimizer.zero_grad()
             raise
@@ -390,7 +378,9 @@ class PolicyLearner:
             )
         if optimizer is self._optimizer:
             totals.add("train/loss", loss, 1)
-            self._announce_change()
+            changing, self._changing = self._changing, None
+            if changing is not None:  # also before the steps of a shared value head
+                self._call(changing)
         totals.add(name, norm, 1)
         self._half_updated = True
         expected = optimizer.expected()
@@ -400,18 +390,6 @@ class PolicyLearner:
         if optimizer is self._optimizer:
             totals.add("train/weight_change", change, 1.0 / self._group.size)
         return True
-
-    def _announce_change(self) -> None:
-        """Call `changing` before the first step on the policy's optimizer. A shared value head's steps are such steps."""
-        changing, self._changing = self._changing, None
-        if changing is None:
-            return
-        try:
-            with self._group.together():
-                changing()
-        except BaseException:
-            self._optimizer.zero_grad()
-            raise
 
     # -- scores and weights --------------------------------------------------------------------------------------------------
 
@@ -454,23 +432,12 @@ class PolicyLearner:
             "updates": self._updates,
             "optimizer": self._optimizer.state_dict(),
             "critic_optimizer": None if self._critic_optimizer is None else self._critic_optimizer.state_dict(),
-            "modules": {name: module.state_dict() for name, module in self._modules.saved().items() if module is not None},
+            "modules": self._modules.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`; the caller loads the policy's weights. Raises ConfigError if the learners differ."""
-        modules = self._modules.saved()
-        for name, module in modules.items():
-            if (name in state["modules"]) != (module is not None):
-                has = "has" if name in state["modules"] else "lacks"
-                raise ConfigError(
-                    f"the checkpoint ({state['algorithm']}) {has} a {name.replace('_', ' ')}, unlike this run "
-                    f"({self.algorithm.name}): resume with the algorithm, loss.critic and loss.kl_coef it was saved with"
-                )
-        for name, module in modules.items():
-            if module is not None:
-                load_tensors(module, state["modules"][name])
-        self._modules.mark_reference()
+        self._modules.load_state_dict(state["modules"], state["algorithm"])
         self._optimizer.load_state_dict(state["optimizer"])
         if self._critic_optimizer is not None:
             self._critic_optimizer.load_state_dict(state["critic_optimizer"])

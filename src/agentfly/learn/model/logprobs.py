@@ -54,13 +54,14 @@ class Head:
 class Scores:
     """Scores per sampled token of a micro batch. `hidden` is the head's input, for a value head on the same backbone.
 
-    `fit` is that of some tokens (`evidence.fit`).
+    `fit` is that of some tokens (`evidence.fit`), `values` are those of the value head.
     """
 
     logprobs: Tensor
     entropies: Tensor | None
     hidden: Tensor | None
     fit: Tensor | None = None
+    values: Tensor | None = None
 
 
 class Scorer:

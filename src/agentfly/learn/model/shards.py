@@ -21,6 +21,7 @@ import torch
 import torch.distributed
 from torch import Tensor, nn
 
+from ...engines.local.load import plain_tensors
 from ...errors import ConfigError
 from ..batching import MicroBatch
 from .logprobs import EntropyMode, Scorer, Scores
@@ -228,8 +229,6 @@ def whole(tensor: Any, dtype: torch.dtype | None = None) -> Tensor:
 @torch.no_grad()
 def whole_weights(model: nn.Module, names: Iterable[str], dtype: torch.dtype, keep: bool) -> list[tuple[str, Tensor]]:
     """Returns full tensors of the equivalent model without adapters, in `dtype`; nothing without `keep`. A collective."""
-    from ...engines.local.load import plain_tensors
-
     held = {name: (tensor, adapter) for name, tensor, adapter in plain_tensors(model)}
     weights: list[tuple[str, Tensor]] = []
     for name in names:

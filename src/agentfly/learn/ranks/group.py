@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,10 +31,10 @@ from ...codec import decode, encode
 from ...errors import AgentFlyError, ConfigError, InvariantError, RankError
 from ...kernels import launching_on
 from ...kernels.memory import ROOM
+from ..group import LearnerGroup, T
 from .environment import Place
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 LEAVE_S = 20.0
 """Seconds that rank 0 waits at the end for the other ranks."""
 WAIT_S = 5.0
@@ -48,11 +48,12 @@ KEPT = 64
 """Commands that the store keeps: each one ends with a collective, so no rank is further behind."""
 
 
-class RankGroup:
+class RankGroup(LearnerGroup):
     """This process as one of `size` ranks. Made by `join`; `close` leaves the group."""
 
     def __init__(self, place: Place, device: torch.device, store: Any) -> None:
-        self.rank, self.size, self.device = place.rank, place.size, device
+        super().__init__(place.rank, place.size)
+        self.device = device
         self._store = store
         self._commands = 0
         self._lock = threading.Lock()
@@ -92,11 +93,6 @@ class RankGroup:
             group.close()
             raise
         return group
-
-    @property
-    def leads(self) -> bool:
-        """Whether this is rank 0."""
-        return self.rank == 0
 
     def close(self) -> None:
         """Leave the group. The other ranks are not waited for."""
@@ -175,12 +171,10 @@ class RankGroup:
     # -- collectives ---------------------------------------------------------------------------------------------------------
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Add up a tensor over all ranks, in place. Returns it."""
         dist.all_reduce(tensor)
         return tensor
 
     def least(self, value: int) -> int:
-        """Returns the smallest value of all ranks."""
         found = torch.tensor([value])
         dist.all_reduce(found, dist.ReduceOp.MIN)
         return int(found)
@@ -197,7 +191,6 @@ class RankGroup:
         return line.numpy().tobytes()
 
     def from_leader(self, make: Callable[[], T], pack: Callable[[T], bytes], unpack: Callable[[bytes], T]) -> T:
-        """Returns what rank 0 makes. An AgentFlyError of `make` is raised on every rank."""
         data: bytes | None = None
         with self.together():
             if self.leads:
@@ -212,7 +205,6 @@ class RankGroup:
                 dist.broadcast(tensor.data, 0)
 
     def agree(self, error: AgentFlyError | None) -> None:
-        """Raises the error of the lowest rank that has one, on every rank."""
         source = self.least(self.size if error is None else self.rank)
         if source == self.size:
             return
@@ -224,7 +216,6 @@ class RankGroup:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Leave the body on all ranks, or raise on all ranks if one raises an AgentFlyError in it."""
         error: AgentFlyError | None = None
         try:
             yield

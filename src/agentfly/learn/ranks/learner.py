@@ -223,8 +223,8 @@ class RankLearner(PolicyLearner):
             load_plain_weights(self.model, checkpoint, self._plain_names)
             masters = self._masters(state)
         self.load_state_dict(state)
-        for parameter, read in masters:  # after the modules, whose own weights are rounded
-            assign(parameter, read)
+        for weight, read in masters:  # after the modules, whose own weights are rounded
+            assign(weight, read)
 
     def _masters(self, state: Mapping[str, Any]) -> list[tuple[Tensor, Read]]:
         """Returns the float32 parameters of the ranks, with the float32 masters of one process for them."""

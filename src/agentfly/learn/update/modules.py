@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from ..model.critic import Critic, ValueHead, hidden_width
 from ..model.evidence import pick, same
 from ..model.logprobs import Scorer
 from ..model.lora import copy_sharing_frozen
-from ..model.shards import ShardedScorer, free, shard_model
+from ..model.shards import ShardedScorer, free, load_tensors, shard_model
 from ..settings import LossSettings, OptimSettings
 
 SHAPES: tuple[Shape, ...] = ("padded", "packed", "shared")
@@ -52,7 +53,7 @@ class LearnerModules:
         group: LearnerGroup,
         reduce: torch.dtype,
     ) -> None:
-        self.policy, self._group = policy, group
+        self.policy, self._algorithm, self.group = policy, algorithm.name, group
         first = next(policy.parameters())
         self.device, self.dtype, self.width = first.device, first.dtype, 0
         self.scorer = Scorer(policy, temperature=temperature, chunk=optim.logprob_chunk)
@@ -80,7 +81,7 @@ class LearnerModules:
 
     def _shard(self, reduce: torch.dtype) -> None:
         self.width = hidden_width(self.policy)
-        self.shape = SHAPES[self._group.least(SHAPES.index(self.shape))]
+        self.shape = SHAPES[self.group.least(SHAPES.index(self.shape))]
         packed = self.shape != "padded"
         for scorer in filter(None, (self.scorer, self.reference)):
             if scorer.head is not None:
@@ -88,7 +89,7 @@ class LearnerModules:
                 scorer.head.backbone.keep_one_tree(owner, owner.base_model_prefix, packed=packed)
         if self.critic is not None:
             self.critic.keep_one_tree(packed=packed)
-        shard = partial(shard_model, size=self._group.size, reduce=reduce)
+        shard = partial(shard_model, size=self.group.size, reduce=reduce)
         shard(self.policy, dtype=self.dtype)
         self.scorer = ShardedScorer(self.scorer)
         if self.value_head is not None:
@@ -105,7 +106,7 @@ class LearnerModules:
         """How batches are run: over how many ranks, packed or padded, which attention and fused layers, and why not faster."""
         fits = self.reference is None or self.shape != "padded" or not self.scorer.packs
         path = self.scorer.path if fits else "padded rows: the reference model cannot be packed"
-        return path if self._group.size == 1 else f"{self._group.size} ranks; {path}"
+        return path if self.group.size == 1 else f"{self.group.size} ranks; {path}"
 
     def values(self, batch: MicroBatch) -> Tensor:
         """Returns the values of the critic or of the shared value head, in a pass without gradients."""
@@ -122,13 +123,32 @@ class LearnerModules:
         """Returns the reference. Raises InvariantError if its weights have changed since `mark_reference`."""
         assert self.reference is not None  # made if kl_coef > 0
         changed = not same(self._reference_mark, pick(self.reference.model.parameters()))
-        if float(self._group.sum(torch.tensor(float(changed), device=self.device))):
+        if float(self.group.sum(torch.tensor(float(changed), device=self.device))):
             raise InvariantError("the reference model has changed since the run began: the KL would follow the policy")
         return self.reference
 
-    def saved(self) -> dict[str, nn.Module | None]:
-        """Returns the modules whose weights are part of the learner's state: not the policy, nor a reference passed in."""
+    def _saved(self) -> dict[str, nn.Module | None]:
+        """Returns the modules that are part of the learner's state: not the policy, nor a reference that was passed in."""
         modules: dict[str, nn.Module | None] = {"critic": self.critic, "value_head": self.value_head}
         if self._own_reference:
             modules["reference"] = None if self.reference is None else self.reference.model
         return modules
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Returns the weights of the modules beside the policy."""
+        return {name: module.state_dict() for name, module in self._saved().items() if module is not None}
+
+    def load_state_dict(self, state: Mapping[str, Any], algorithm: str) -> None:
+        """Restore `state_dict` of a learner with `algorithm`. Raises ConfigError if it has other modules."""
+        modules = self._saved()
+        for name, module in modules.items():
+            if (name in state) != (module is not None):
+                has = "has" if name in state else "lacks"
+                raise ConfigError(
+                    f"the checkpoint ({algorithm}) {has} a {name.replace('_', ' ')}, unlike this run "
+                    f"({self._algorithm}): resume with the algorithm, loss.critic and loss.kl_coef it was saved with"
+                )
+        for name, module in modules.items():
+            if module is not None:
+                load_tensors(module, state[name])
+        self.mark_reference()

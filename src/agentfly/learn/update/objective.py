@@ -29,20 +29,22 @@ class Minibatch:
     """The minibatch that a micro batch belongs to.
 
     `weights` has an entry per token of the experience, `num_tokens` counts the minibatch's tokens, `part` is 1 / micro batches.
-    `is_first` is true until the first optimizer step of the update.
+    `is_first` is true until the first optimizer step of the update. `slopes` are known if micro batches divide what the loss
+    needs: its derivative by each log-prob, and the loss.
     """
 
     weights: Tensor
     num_tokens: int
-    part: float
     is_first: bool
+    part: float = 1.0
+    slopes: tuple[Tensor, Tensor] | None = None
 
 
 class Objective:
     """The loss of an algorithm with the terms of its settings."""
 
     def __init__(self, algorithm: Algorithm, settings: LossSettings) -> None:
-        self._algorithm, self._settings = algorithm, settings
+        self._algorithm, self.settings = algorithm, settings
 
     def rows_to_train(self, experience: Experience) -> list[bool]:
         """Returns the rows whose loss may differ from 0. A loss over whole chains needs all rows of a chain."""
@@ -60,19 +62,19 @@ class Objective:
         """Whether log-probs are needed before the first optimizer step. A single step computes them in its own pass."""
         if experience.recomputed is not None or num_steps == 1:
             return False
-        mode = self._settings.old_logprobs
-        corrects = self._settings.correction != "off" and experience.inexact is not None
+        mode = self.settings.old_logprobs
+        corrects = self.settings.correction != "off" and experience.inexact is not None
         return mode == "recompute" or (mode == "auto" and (corrects or bool(experience.current.any())))
 
-    def weights_of(self, experience: Experience, chains: Sequence[int]) -> Tensor:
-        """Returns the weight of each token in the loss of a minibatch of these chains."""
-        settings, of_chain = self._settings, np.zeros(experience.num_chains, dtype=np.float32)
+    def minibatch(self, experience: Experience, chains: Sequence[int], is_first: bool) -> Minibatch:
+        """Returns the minibatch of these chains, with the weight of each token in its loss."""
+        settings, of_chain = self.settings, np.zeros(experience.num_chains, dtype=np.float32)
         lengths = experience.num_trained[chains].tolist()
         of_chain[chains] = token_weights(lengths, settings.aggregation, divisor=settings.sequence_divisor)
         weights = of_chain[experience.owners]
         if experience.trained is not None:
             weights = weights * experience.trained
-        return torch.from_numpy(weights).to(experience.sampled.device)
+        return Minibatch(torch.from_numpy(weights).to(experience.sampled.device), sum(lengths), is_first)
 
     def is_divided(self, experience: Experience, micro: Sequence[MicroBatch], num_ranks: int) -> bool:
         """Whether micro batches divide what the algorithm's loss needs in one call. Those of several ranks may do so."""
@@ -87,13 +89,9 @@ class Objective:
 
     def _scope(self, experience: Experience) -> Scope:
         """Returns what one call of the loss must hold completely. The weight of a sequence needs the whole chain."""
-        if self._algorithm.loss_scope == "token" and self._settings.correction == "sequence" and experience.inexact is not None:
+        if self._algorithm.loss_scope == "token" and self.settings.correction == "sequence" and experience.inexact is not None:
             return "chain"
         return self._algorithm.loss_scope
-
-    @property
-    def has_entropy_bonus(self) -> bool:
-        return self._settings.entropy_coef > 0
 
     def slopes(
         self, experience: Experience, tokens: Tensor, logprobs: Tensor, minibatch: Minibatch, totals: Totals
@@ -104,23 +102,18 @@ class Objective:
         """
         leaf = logprobs.detach().clone().requires_grad_()
         with torch.enable_grad():
-            loss = surrogate(experience, self._algorithm, self._settings, tokens, leaf, minibatch, totals, part=1.0)
+            loss = surrogate(experience, self._algorithm, self.settings, tokens, leaf, minibatch, totals, part=1.0)
         slopes = torch.zeros_like(experience.sampled, dtype=leaf.dtype)
         slopes[tokens] = torch.autograd.grad(loss, leaf)[0]
         return slopes, loss.detach()
 
-    def loss(
-        self,
-        experience: Experience,
-        batch: MicroBatch,
-        scores: Scores,
-        values: Tensor | None,
-        minibatch: Minibatch,
-        totals: Totals,
-        slopes: tuple[Tensor, Tensor] | None,
-    ) -> Tensor:
-        """Returns the loss of one micro batch. `slopes` are those of the whole minibatch and its loss, if it is divided."""
-        tokens, settings = batch.tokens, self._settings
+    def loss(self, experience: Experience, batch: MicroBatch, scores: Scores, minibatch: Minibatch, totals: Totals) -> Tensor:
+        """Returns the loss of one micro batch."""
+        tokens, values, slopes, settings = batch.tokens, scores.values, minibatch.slopes, self.settings
+        if not len(tokens):  # padding of this rank: it has its part of the minibatch and nothing else
+            totals.add("train/policy_loss", 0.0, 0.0 if slopes else minibatch.part)
+            totals.add("train/value_loss", 0.0, 0.0 if values is None else minibatch.part)
+            return no_loss(scores) + (slopes[1] * minibatch.part if slopes else 0.0)
         if slopes is None:
             loss = surrogate(
                 experience, self._algorithm, settings, tokens, scores.logprobs, minibatch, totals, part=minibatch.part
@@ -133,11 +126,11 @@ class Objective:
             loss = loss + settings.value_coef * critic_loss(experience, settings, batch, values, minibatch, totals)
         return loss
 
-    def critic_loss(
-        self, experience: Experience, batch: MicroBatch, values: Tensor, minibatch: Minibatch, totals: Totals
-    ) -> Tensor:
-        """Returns the loss of a separate critic on one micro batch."""
-        return critic_loss(experience, self._settings, batch, values, minibatch, totals)
+
+def no_loss(scores: Scores) -> Tensor:
+    """Returns 0 with a gradient of 0 for each output: a rank without a loss takes part in the backward pass, too."""
+    outputs = [tensor for tensor in (scores.logprobs, scores.entropies, scores.values) if tensor is not None]
+    return sum((tensor.sum() * 0.0 for tensor in outputs), torch.zeros((), device=scores.logprobs.device))
 
 
 def old_logprobs(experience: Experience, settings: LossSettings, own: Tensor, tokens: Tensor | slice) -> Tensor:

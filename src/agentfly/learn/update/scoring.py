@@ -13,7 +13,6 @@ from ...types import Sample, TokenFit
 from ..batching import MicroBatch, Rows
 from ..budget import TokenBudget
 from ..experience import Experience
-from ..group import LearnerGroup
 from ..metrics import Totals
 from ..model.evidence import token_fit
 from .division import rank_batches
@@ -24,22 +23,13 @@ from .objective import measure_gap
 class Scoring:
     """Scores tokens under the present weights. Every rank runs its own micro batches and gets the scores of all tokens."""
 
-    def __init__(self, modules: LearnerModules, budget: TokenBudget, group: LearnerGroup) -> None:
-        self._modules, self._budget, self._group = modules, budget, group
+    def __init__(self, modules: LearnerModules, budget: TokenBudget) -> None:
+        self._modules, self._budget, self._group = modules, budget, modules.group
 
     def batches(self, experience: Experience, rows: Sequence[int]) -> Iterator[MicroBatch]:
         """Returns this rank's micro batches of the rows."""
-        modules, group = self._modules, self._group
-        return rank_batches(
-            experience.rows,
-            rows,
-            self._budget.tokens,
-            modules.device,
-            modules.shape,
-            rank=group.rank,
-            size=group.size,
-            width=modules.width,
-        )
+        modules, tokens = self._modules, self._budget.tokens
+        return rank_batches(experience.rows, rows, tokens, modules.device, modules.shape, modules.group, modules.width)
 
     def trained_batches(self, experience: Experience, rows: Sequence[int]) -> list[MicroBatch]:
         """Returns micro batches whose predictions are trained tokens only. Every loss is computed on these."""
@@ -78,26 +68,6 @@ class Scoring:
         self, experience: Experience, rows: Sequence[int], score: Callable[[MicroBatch], Tensor]
     ) -> Iterator[tuple[MicroBatch, Tensor]]:
         return self._budget.each(partial(self.batches, experience), rows, score)
-
-    def present_logprobs(
-        self, experience: Experience, micro: Sequence[MicroBatch], *, unchanged: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Returns the numbers of the minibatch's tokens, on all ranks, and their log-probs under the present weights.
-
-        `unchanged` says that these are still the weights before the update.
-        """
-        tokens = torch.cat([batch.tokens for batch in micro])
-        if unchanged and experience.recomputed is not None:
-            logprobs = experience.recomputed[tokens]
-        else:
-            with torch.no_grad():
-                logprobs = torch.cat([self._modules.scorer(batch).logprobs for batch in micro])
-        if self._group.size == 1:
-            return tokens, logprobs
-        every, chosen = torch.zeros_like(experience.sampled), torch.zeros_like(experience.sampled)
-        every[tokens], chosen[tokens] = logprobs.to(every.dtype), 1.0
-        wanted = torch.nonzero(self._group.sum(chosen))[:, 0]
-        return wanted, self._group.sum(every)[wanted]
 
     @torch.no_grad()
     def examine(self, samples: Sequence[Sample], drawn: int) -> TokenFit:
