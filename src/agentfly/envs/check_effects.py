@@ -51,15 +51,15 @@ def settings() -> dict[str, Any]:
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """The settings that differ, in words."""
-    found = []
+    names = []
     for name, was in before.items():
         now = after[name]
         if was != now and isinstance(was, dict):
             keys = sorted(key for key in {*was, *now} if was.get(key) != now.get(key))
-            found.append(f"{name} ({', '.join(keys[:3])})")
+            names.append(f"{name} ({', '.join(keys[:3])})")
         elif was != now:
-            found.append(f"{name} ({now})" if isinstance(now, str) else name)
-    return found
+            names.append(f"{name} ({now})" if isinstance(now, str) else name)
+    return names
 
 
 def restore(before: dict[str, Any]) -> None:
@@ -87,8 +87,8 @@ class GlobalRandom:
             self._numpy.seed(value)
 
     def states(self) -> dict[str, str]:
-        found = {"random": repr(random.getstate())}
-        return found if self._numpy is None else {**found, "numpy.random": repr(self._numpy.get_state()[1:3])}
+        states = {"random": repr(random.getstate())}
+        return states if self._numpy is None else {**states, "numpy.random": repr(self._numpy.get_state()[1:3])}
 
     def restore(self) -> None:
         random.setstate(self._kept)
@@ -102,9 +102,9 @@ def printed() -> Iterator[Callable[[], str]]:
     real, text = sys.stdout, io.StringIO()
     with tempfile.TemporaryFile() as file:
         try:
-            kept = os.dup(1)
+            stdout = os.dup(1)
         except OSError:
-            kept = -1  # the process has no stdout
+            stdout = -1  # the process has no stdout
 
         def said() -> str:
             if sys.stdout is not text:
@@ -113,7 +113,7 @@ def printed() -> Iterator[Callable[[], str]]:
             return text.getvalue() + file.read().decode(errors="replace")
 
         try:
-            if kept >= 0:
+            if stdout >= 0:
                 if real is not None:
                     real.flush()
                 os.dup2(file.fileno(), 1)
@@ -121,11 +121,11 @@ def printed() -> Iterator[Callable[[], str]]:
             yield said
         finally:
             sys.stdout = real
-            if kept >= 0:
+            if stdout >= 0:
                 if real is not None:
                     real.flush()
-                os.dup2(kept, 1)
-                os.close(kept)
+                os.dup2(stdout, 1)
+                os.close(stdout)
 
 
 _PATH_OF = {"os.mkdir": 0, "os.rename": 1, "os.link": 1, "os.symlink": 1, "sqlite3.connect": 0}
@@ -175,7 +175,7 @@ class Stopwatch:
     def __init__(self) -> None:
         self.longest: dict[str, float] = {}
 
-    def timed(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+    def timed(self, name: str, function: Callable[..., Any], *args: object) -> Any:
         waited, started = _waited(), time.perf_counter()
         try:
             return function(*args)
@@ -199,10 +199,10 @@ class TimedCoroutine:
     def __next__(self) -> Any:
         return self.send(None)
 
-    def send(self, value: Any) -> Any:
+    def send(self, value: object) -> Any:
         return self._watch.timed(self._name, self._coroutine.send, value)
 
-    def throw(self, *error: Any) -> Any:
+    def throw(self, *error: object) -> Any:
         return self._watch.timed(self._name, self._coroutine.throw, *error)
 
     def close(self) -> None:
