@@ -212,10 +212,10 @@ class Experience:
             ("trainer_logprob", "f", self.own), ("reference_logprob", "f", self.reference), ("value", "f", self.values),
             ("entropy", "e", self.entropies), ("last_logprob", "f", self.last),
         ]  # fmt: skip
-        known = [
+        series_of = [
             (name, kind, tensor.float().cpu().numpy().astype(f"<{kind}")) for name, kind, tensor in noted if tensor is not None
         ]
-        found = []
+        records = []
         for chain, trajectory in enumerate(self.trajectories):
             part = self.tokens_of(chain)
             trained, series = used[part], {}
@@ -228,15 +228,15 @@ class Experience:
                 mean = float(given.mean(dtype=np.float64))
                 if len(given) and (given != given[0]).any():
                     series["advantage"] = ("f", given.tobytes())
-            for name, kind, values in known:
+            for name, kind, values in series_of:
                 if not np.isnan(values[part]).all():
                     series[name] = (kind, values[part].tobytes())
-            found.append(TokenRecord(trajectory.id, mean, count, series))
-        return found
+            records.append(TokenRecord(trajectory.id, mean, count, series))
+        return records
 
     def _any_per_row(self, flags: NDArray[np.bool_]) -> list[bool]:
-        found: list[bool] = np.logical_or.reduceat(flags, self.rows.starts[:-1]).tolist() if len(self.rows) else []
-        return found
+        any_per_row: list[bool] = np.logical_or.reduceat(flags, self.rows.starts[:-1]).tolist() if len(self.rows) else []
+        return any_per_row
 
 
 def gather(
@@ -259,7 +259,7 @@ def gather(
     a reward that is not finite.
     """
     samples: list[Sample] = []
-    kept: list[Trajectory] = []
+    trainable: list[Trajectory] = []
     chain_rows: list[range] = []
     chain_groups: list[int] = []
     chains = [(group, trajectory) for group, trajectories in enumerate(groups) for trajectory in trajectories]
@@ -275,7 +275,7 @@ def gather(
             )
         chain_rows.append(range(len(samples), len(samples) + len(own)))
         chain_groups.append(group)
-        kept.append(trajectory)
+        trainable.append(trajectory)
         samples += own
     rows = Rows(samples)
     mask = np.concatenate([np.zeros(0, dtype=np.bool_), *(sample.mask for sample in samples)])
@@ -286,24 +286,24 @@ def gather(
             "publish the learner's own version to the engine"
         )
     lags = version - versions
-    owners, turn_of = _owners(kept)
+    owners, turn_of = _owners(trainable)
     inside = None if window is None else lags <= window
     if truncated == "mask":
-        whole = ~np.array([trajectory.outcome.truncated for trajectory in kept], dtype=np.bool_)[owners]
+        whole = ~np.array([trajectory.outcome.truncated for trajectory in trainable], dtype=np.bool_)[owners]
         inside = whole if inside is None else inside & whole
     old = lags > 0
     if not recomputes and old.any():  # the rest of such a reply attends to keys and values of older weights
         old = np.bincount(turn_of, weights=old)[turn_of] > 0
     inexact = (old if exact else np.ones(len(lags), dtype=np.bool_)) & (True if inside is None else inside)
-    stale = np.bincount(owners, weights=lags > 0, minlength=len(kept)) > 0
+    stale = np.bincount(owners, weights=lags > 0, minlength=len(trainable)) > 0
     return Experience(
         samples=samples,
-        trajectories=kept,
+        trajectories=trainable,
         rows=rows,
         chain_rows=chain_rows,
         groups=chain_groups,
         num_groups=len(groups),
-        num_untrainable=len(chains) - len(kept),
+        num_untrainable=len(chains) - len(trainable),
         rewards=_pick([sample.rewards for sample in samples], mask, np.float64),
         owners=owners,
         lags=lags,

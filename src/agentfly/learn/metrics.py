@@ -96,11 +96,11 @@ class Totals:
     def means(self) -> dict[str, float]:
         """Returns the mean of each name; names whose count is 0 are left out."""
         counts = {name: float(count) for name, count in self._counts.items()}
-        found = {name: float(total) / counts[name] for name, total in self._sums.items() if counts[name]}
-        if square := found.get("train/ess"):  # until here the mean square of the weights; 0 if every weight is 0
-            found["train/ess"] = found["train/correction_mean"] ** 2 / square
-        if (name := "train/logprob_gap_error") in found:  # until here the mean square
-            found[name] = (found[name] / counts[name]) ** 0.5
-        for name in found.keys() & {"train/weight_change", "train/step_error"}:  # until here squares
-            found[name] **= 0.5
-        return found
+        means = {name: float(total) / counts[name] for name, total in self._sums.items() if counts[name]}
+        if square := means.get("train/ess"):  # until here the mean square of the weights; 0 if every weight is 0
+            means["train/ess"] = means["train/correction_mean"] ** 2 / square
+        if (name := "train/logprob_gap_error") in means:  # until here the mean square
+            means[name] = (means[name] / counts[name]) ** 0.5
+        for name in means.keys() & {"train/weight_change", "train/step_error"}:  # until here squares
+            means[name] **= 0.5
+        return means

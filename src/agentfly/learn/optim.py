@@ -240,9 +240,9 @@ class Optimizer:
             torch._foreach_div_([m.grad for m in self._masters if m.grad is not None], self._scale.factor)
         raw = self._sample([master.grad for master in self._masters])
         norm: Any = nn.utils.clip_grad_norm_(self._masters, self._max_norm)
-        found: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of shards: a collective
-        self._unclipped = raw, found
-        return found
+        full: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of shards: a collective
+        self._unclipped = raw, full
+        return full
 
     def step(self) -> None:
         """Apply the clipped gradient and clear it."""

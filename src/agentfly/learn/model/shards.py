@@ -93,8 +93,8 @@ class ShardedScorer(Scorer):
         self, batch: MicroBatch, entropy: EntropyMode, keep_hidden: bool, drawn: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         # FSDP finds the tensors whose gradients it waits for in a tuple, not in a dataclass.
-        found = super().__call__(batch, entropy=entropy, keep_hidden=keep_hidden, drawn=drawn)
-        return found.logprobs, found.entropies, found.hidden, found.fit
+        scores = super().__call__(batch, entropy=entropy, keep_hidden=keep_hidden, drawn=drawn)
+        return scores.logprobs, scores.entropies, scores.hidden, scores.fit
 
     def __call__(
         self,
@@ -111,9 +111,9 @@ class ShardedScorer(Scorer):
 
     def hidden(self, batch: MicroBatch) -> Tensor:
         model: Any = self.model
-        found: Tensor = model.agentfly_hidden(batch)
+        hidden: Tensor = model.agentfly_hidden(batch)
         free(model)
-        return found
+        return hidden
 
 
 def free(module: Any) -> None:
@@ -221,9 +221,9 @@ def whole(tensor: Any, dtype: torch.dtype | None = None) -> Tensor:
     each = -(-rows // ranks)
     if len(own) < each:
         own = torch.cat([own, own.new_zeros(each - len(own), *own.shape[1:])])
-    found: Tensor = own.new_empty(each * ranks, *own.shape[1:])
-    torch.distributed.all_gather_into_tensor(found, own.contiguous(), tensor.device_mesh.get_group())
-    return found[:rows]
+    full: Tensor = own.new_empty(each * ranks, *own.shape[1:])
+    torch.distributed.all_gather_into_tensor(full, own.contiguous(), tensor.device_mesh.get_group())
+    return full[:rows]
 
 
 @torch.no_grad()

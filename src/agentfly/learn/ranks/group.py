@@ -80,10 +80,10 @@ class RankGroup(LearnerGroup):
             store = _dist.PrefixStore("group", base)
             dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout)
         except (OSError, RuntimeError, ValueError) as error:
-            told = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ConfigError(
                 f"rank {place.rank} could not meet the other {place.size - 1} ranks at {place.address} within {timeout_s:g} s "
-                f"({told[:200]}): check that every rank was started and that this address can be reached"
+                f"({reason[:200]}): check that every rank was started and that this address can be reached"
             ) from error
         group = cls(place, chosen, _dist.PrefixStore("commands", base))
         try:
@@ -164,8 +164,8 @@ class RankGroup(LearnerGroup):
                 self.broken = f"rank {self.rank} ran out of memory during {name!r}"
                 raise ConfigError(f"{self.broken}: use more ranks, or {ROOM}") from error
             except Exception as error:
-                told = str(error).splitlines()[0][:300] if str(error) else ""
-                self.broken = f"a rank of the learner was lost during {name!r} ({type(error).__name__}: {told})"
+                reason = str(error).splitlines()[0][:300] if str(error) else ""
+                self.broken = f"a rank of the learner was lost during {name!r} ({type(error).__name__}: {reason})"
                 raise RankError(self.broken) from error
 
     # -- collectives ---------------------------------------------------------------------------------------------------------
@@ -175,9 +175,9 @@ class RankGroup(LearnerGroup):
         return tensor
 
     def least(self, value: int) -> int:
-        found = torch.tensor([value])
-        dist.all_reduce(found, dist.ReduceOp.MIN)
-        return int(found)
+        smallest = torch.tensor([value])
+        dist.all_reduce(smallest, dist.ReduceOp.MIN)
+        return int(smallest)
 
     def broadcast(self, data: bytes | None, source: int = 0) -> bytes:
         """Returns the bytes of rank `source`; the other ranks pass None."""
@@ -208,8 +208,8 @@ class RankGroup(LearnerGroup):
         source = self.least(self.size if error is None else self.rank)
         if source == self.size:
             return
-        told = encode([type(error).__name__, str(error)]) if self.rank == source else None
-        kind, text = decode(self.broadcast(told, source))
+        data = encode([type(error).__name__, str(error)]) if self.rank == source else None
+        kind, text = decode(self.broadcast(data, source))
         if error is not None:
             raise error
         raise getattr(errors, kind, InvariantError)(text if source == 0 else f"rank {source}: {text}")
@@ -219,11 +219,11 @@ class RankGroup(LearnerGroup):
         error: AgentFlyError | None = None
         try:
             yield
-        except AgentFlyError as found:
-            error = found
-        except Exception as found:  # noqa: BLE001  raised below, on every rank
-            error = InvariantError(f"{type(found).__name__}: {found}")
-            error.__cause__ = found
+        except AgentFlyError as raised:
+            error = raised
+        except Exception as raised:  # noqa: BLE001  raised below, on every rank
+            error = InvariantError(f"{type(raised).__name__}: {raised}")
+            error.__cause__ = raised
         self.agree(error)
 
     def _compare_software(self) -> None:
@@ -279,8 +279,8 @@ def _wait_for_idle_threads() -> None:
     until = time.monotonic() + IDLE_S
     before: dict[str, str] | None = None
     while time.monotonic() < until:
-        found = {path: _state(path) for path in glob.glob("/proc/self/task/*/status")}
-        now = {path: state for path, state in found.items() if state is not None}
+        states = {path: _state(path) for path in glob.glob("/proc/self/task/*/status")}
+        now = {path: state for path, state in states.items() if state is not None}
         if now == before and all(state.startswith("S") for state in now.values()):
             return
         before = now

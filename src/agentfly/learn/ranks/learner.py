@@ -142,14 +142,14 @@ class RankLearner(PolicyLearner):
         from ...engines.local.load import merged_weights
 
         with torch.device("meta"):
-            found: dict[str, Tensor] = merged_weights(self._meta)
-        return found
+            tensors: dict[str, Tensor] = merged_weights(self._meta)
+        return tensors
 
     def _gather_bucket(self, number: int) -> list[tuple[str, Tensor]]:
-        found = whole_weights(self.model, self._buckets[number], self._modules.dtype, self._ranks.leads)
+        weights = whole_weights(self.model, self._buckets[number], self._modules.dtype, self._ranks.leads)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # gathered to the end before it is handed out
-        return found
+        return weights
 
     # -- checkpoints -----------------------------------------------------------------------------------------------------------
 

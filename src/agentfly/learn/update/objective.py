@@ -156,17 +156,17 @@ def importance_weights(experience: Experience, settings: LossSettings, own: Tens
     assert experience.inexact is not None
     if settings.correction == "sequence":
         weights, clipped, corrected = _sequence_weights(experience, settings, own, tokens)
-        found = weights[experience.chain_of[tokens]]
+        per_token = weights[experience.chain_of[tokens]]
     else:
         corrected = experience.inexact[tokens]
         gaps = torch.where(corrected, own - experience.sampled[tokens], torch.zeros_like(own))
         weights, clipped = correction_weights(gaps, settings.correction, settings.correction_cap)
-        found = weights
+        per_token = weights
     count = corrected.sum()
     totals.add("train/correction_mean", (weights * corrected).sum(), count)
     totals.add("train/correction_clipped", (clipped * corrected).sum(), count)
     totals.add("train/ess", (weights**2 * corrected).sum(), count)  # the mean square; `Totals.means` makes the ratio
-    return found
+    return per_token
 
 
 def _sequence_weights(
@@ -221,11 +221,11 @@ def surrogate(
         weights=weights,
         reference_logprobs=None if experience.reference is None else experience.reference[tokens],
     )
-    found = _token_loss(algorithm, batch, settings)
-    loss = (found.loss * batch.weights).sum()
+    result = _token_loss(algorithm, batch, settings)
+    loss = (result.loss * batch.weights).sum()
     totals.add("train/policy_loss", loss.detach(), part)
-    if found.clipped is not None:
-        totals.add("train/clip_fraction", found.clipped.detach().sum(), len(tokens))
+    if result.clipped is not None:
+        totals.add("train/clip_fraction", result.clipped.detach().sum(), len(tokens))
     totals.add("train/kl", kl_divergence(batch.old_logprobs, now, "k3").sum(), len(tokens))
     return loss
 
@@ -240,23 +240,23 @@ def _token_loss(algorithm: Algorithm, tokens: Tokens, settings: LossSettings) ->
         }
         return TokenLoss(*clipped_surrogate(tokens.logprobs, tokens.old_logprobs, tokens.advantages, **limits))
     try:
-        found = algorithm.loss(tokens, settings)
+        result = algorithm.loss(tokens, settings)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
         raise ConfigError(f"the loss of algorithm {algorithm.name!r} raised {type(error).__name__}: {error}") from error
-    found = TokenLoss(found) if isinstance(found, Tensor) else found
-    if not isinstance(found, TokenLoss) or found.loss.shape != tokens.logprobs.shape:
-        shape = tuple(found.loss.shape) if isinstance(found, TokenLoss) else type(found).__name__
+    result = TokenLoss(result) if isinstance(result, Tensor) else result
+    if not isinstance(result, TokenLoss) or result.loss.shape != tokens.logprobs.shape:
+        shape = tuple(result.loss.shape) if isinstance(result, TokenLoss) else type(result).__name__
         raise ConfigError(
             f"the loss of algorithm {algorithm.name!r} must return a number for each of the {len(tokens.logprobs)} tokens, "
             f"not {shape}: loss.aggregation weights and adds them"
         )
-    if not found.loss.requires_grad:
+    if not result.loss.requires_grad:
         raise ConfigError(
             f"the loss of algorithm {algorithm.name!r} does not depend on tokens.logprobs: nothing can be learned"
         )
-    return found
+    return result
 
 
 def regularizers(

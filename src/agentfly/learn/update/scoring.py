@@ -84,6 +84,6 @@ class Scoring:
         def divide(left: Sequence[int]) -> Iterator[MicroBatch]:
             return rows.batches(left, self._budget.tokens, self._modules.device, self._modules.shape)
 
-        for batch, found in self._budget.each(divide, range(len(rows)), score):
-            logprobs[batch.tokens.cpu().numpy()] = found.double().cpu().numpy()
+        for batch, scores in self._budget.each(divide, range(len(rows)), score):
+            logprobs[batch.tokens.cpu().numpy()] = scores.double().cpu().numpy()
         return token_fit([part.tolist() for part in np.split(logprobs, rows.starts[1:-1])], fits)
