@@ -23,11 +23,14 @@ from agentfly.engines.local.replica import make_replica
 from agentfly.errors import InvariantError
 from agentfly.health import diagnose, replay
 from agentfly.learn import learner as learning
-from agentfly.learn.algorithms import objective
 from agentfly.learn.experience import Experience
 from agentfly.learn.learner import PolicyLearner
 from agentfly.learn.model.lora import LoraLinear
 from agentfly.learn.optim import Optimizer
+from agentfly.learn.update import gradients, objective
+from agentfly.learn.update.gradients import Gradients
+from agentfly.learn.update.modules import LearnerModules
+from agentfly.learn.update.scoring import Scoring
 from agentfly.rollout import chain as rollout_chain
 from agentfly.training import evidence, parts
 from tests.tiny import ROWS, save_tiny_model, tiny_agent
@@ -102,7 +105,7 @@ def next_chain(patch: Patch) -> None:
 
 def next_chain_in_the_loss(patch: Patch) -> None:
     """The advantages that are recorded are right, those of the loss are not."""
-    real = learning.surrogate
+    real = objective.surrogate
 
     def surrogate(experience: Experience, *arguments: Any, **options: Any) -> Any:
         kept = experience.advantages
@@ -112,7 +115,7 @@ def next_chain_in_the_loss(patch: Patch) -> None:
         finally:
             experience.advantages = kept
 
-    patch.setattr(learning, "surrogate", surrogate)
+    patch.setattr(objective, "surrogate", surrogate)
 
 
 def wrong_sign(patch: Patch) -> None:
@@ -128,7 +131,7 @@ def wrong_sign(patch: Patch) -> None:
 
 def other_weights(change: Callable[[Experience, torch.Tensor], torch.Tensor]) -> Callable[[Patch], None]:
     def plant(patch: Patch) -> None:
-        real = learning.surrogate
+        real = objective.surrogate
 
         def surrogate(experience: Experience, algorithm: Any, settings: Any, tokens: Any, logprobs: Any, minibatch: Any,
                       totals: Any, *, part: float) -> Any:  # fmt: skip
@@ -137,7 +140,7 @@ def other_weights(change: Callable[[Experience, torch.Tensor], torch.Tensor]) ->
                 experience, algorithm, settings, tokens, logprobs, replace(minibatch, weights=weights), totals, part=part
             )
 
-        patch.setattr(learning, "surrogate", surrogate)
+        patch.setattr(objective, "surrogate", surrogate)
 
     return plant
 
@@ -168,37 +171,37 @@ def long_chains_dropped(patch: Patch) -> None:
 
 
 def first_micro_batch(patch: Patch) -> None:
-    real = PolicyLearner._trained_batches
-    patch.setattr(PolicyLearner, "_trained_batches", lambda self, *arguments: real(self, *arguments)[:1])
+    real = Scoring.trained_batches
+    patch.setattr(Scoring, "trained_batches", lambda self, *arguments: real(self, *arguments)[:1])
 
 
 def first_backward_pass(patch: Patch) -> None:
     """The loss of all micro batches is computed, and the gradient of the first one alone."""
-    real = PolicyLearner._gradients
+    real, real_backward = Gradients.of_policy, Optimizer.backward
 
-    def gradients(self: PolicyLearner, *arguments: Any, **options: Any) -> Any:
+    def of_policy(self: Gradients, *arguments: Any) -> Any:
         passed = []
 
-        def backward(optimizer: Optimizer, loss: torch.Tensor) -> None:
+        def backward(self: Optimizer, loss: torch.Tensor) -> None:
             if not passed:
-                optimizer.backward(loss)
+                real_backward(self, loss)
             passed.append(loss)
 
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(self, "_backward", backward)
-            return real(self, *arguments, **options)
+            inner.setattr(Optimizer, "backward", backward)
+            return real(self, *arguments)
 
-    patch.setattr(PolicyLearner, "_gradients", gradients)
+    patch.setattr(Gradients, "of_policy", of_policy)
 
 
 def entropy_without_gradient(patch: Patch) -> None:
     """The entropy is in the loss that is logged, and not in its gradient."""
-    real = learning.regularizers
-    patch.setattr(learning, "regularizers", lambda *arguments: real(*arguments).detach())
+    real = objective.regularizers
+    patch.setattr(objective, "regularizers", lambda *arguments: real(*arguments).detach())
 
 
 def critic_of_other_returns(patch: Patch) -> None:
-    real = learning.critic_loss
+    real = objective.critic_loss
 
     def loss(experience: Experience, *arguments: Any) -> torch.Tensor:
         kept = experience.returns
@@ -208,12 +211,13 @@ def critic_of_other_returns(patch: Patch) -> None:
         finally:
             experience.returns = kept
 
-    patch.setattr(learning, "critic_loss", loss)
+    for module in (objective, gradients):
+        patch.setattr(module, "critic_loss", loss)
 
 
 def ratios_of_1(patch: Patch) -> None:
     """The ratio's denominator follows the weights from one optimizer step to the next, so that nothing is clipped."""
-    real = learning.surrogate
+    real = objective.surrogate
 
     def surrogate(experience: Experience, algorithm: Any, settings: Any, tokens: Any, logprobs: Any, *arguments: Any,
                   part: float) -> Any:  # fmt: skip
@@ -225,7 +229,7 @@ def ratios_of_1(patch: Patch) -> None:
         finally:
             experience.recomputed = kept
 
-    patch.setattr(learning, "surrogate", surrogate)
+    patch.setattr(objective, "surrogate", surrogate)
 
 
 def rewards_twice(patch: Patch) -> None:
@@ -239,15 +243,15 @@ def rewards_twice(patch: Patch) -> None:
 
 
 def another_reference(patch: Patch) -> None:
-    real = PolicyLearner._mark_reference
+    real = LearnerModules.mark_reference
 
-    def mark(self: PolicyLearner) -> None:
+    def mark(self: LearnerModules) -> None:
         with torch.no_grad():
-            for weight in self._reference.model.parameters():  # type: ignore[union-attr]
+            for weight in self.reference.model.parameters():  # type: ignore[union-attr]
                 weight.mul_(1.1)
         real(self)
 
-    patch.setattr(PolicyLearner, "_mark_reference", mark)
+    patch.setattr(LearnerModules, "mark_reference", mark)
 
 
 def shared_seeds(patch: Patch) -> None:
@@ -273,16 +277,7 @@ def rewards_exchanged(patch: Patch) -> None:
 
 
 def reference_scores_of_the_policy(patch: Patch) -> None:
-    real = PolicyLearner._score_reference
-
-    def score(self: PolicyLearner, *arguments: Any) -> Any:
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(self._reference, "model", self.model)
-            inner.setattr(self, "_reference", self._scorer)
-            inner.setattr(learning, "same", lambda *_: True)
-            return real(self, *arguments)
-
-    patch.setattr(PolicyLearner, "_score_reference", score)
+    patch.setattr(LearnerModules, "checked_reference", lambda self: self.scorer)
 
 
 REPLAYED: dict[str, tuple[Callable[[Patch], None], set[str], dict[str, Any]]] = {
@@ -388,7 +383,7 @@ def dropout(share: float) -> Callable[[Patch], None]:
     """The learner's pass drops some of its hidden states, the engine's does not."""
 
     def plant(patch: Patch) -> None:
-        from agentfly.learn.backbone import Backbone
+        from agentfly.learn.model.backbone import Backbone
 
         real = Backbone.__call__
         patch.setattr(
@@ -499,7 +494,7 @@ def reference_follows(patch: Patch) -> None:
 
     def improve(self: PolicyLearner, experience: Experience) -> Any:
         metrics = real(self, experience)
-        self._reference.model.load_state_dict(self.model.state_dict())  # type: ignore[union-attr]
+        self._modules.reference.model.load_state_dict(self.model.state_dict())  # type: ignore[union-attr]
         return metrics
 
     patch.setattr(PolicyLearner, "_improve", improve)

@@ -131,11 +131,11 @@ def fail_above(limit: int) -> Any:
 
 def limited(learner: Any, limit: int) -> None:
     """Let every model of the learner fail above so many tokens."""
-    scorers = [learner._scorer.head.backbone]
-    if learner._critic is not None:
-        scorers.append(learner._critic._run)
-    if learner._reference is not None:
-        scorers.append(learner._reference.head.backbone)
+    scorers = [learner._modules.scorer.head.backbone]
+    if learner._modules.critic is not None:
+        scorers.append(learner._modules.critic._run)
+    if learner._modules.reference is not None:
+        scorers.append(learner._modules.reference.head.backbone)
     for backbone in scorers:
         for module in {backbone.module, backbone._replica} - {None}:
             module.register_forward_pre_hook(fail_above(limit), with_kwargs=True)
@@ -172,7 +172,7 @@ def test_memory_that_runs_out_late_in_a_step_leaves_no_gradient_behind() -> None
         if len(calls) == 2:  # the first batch of the step has left its gradients
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    got._scorer.head.backbone._replica.register_forward_pre_hook(fail_once)
+    got._modules.scorer.head.backbone._replica.register_forward_pre_hook(fail_once)
     got.update(siblings())
     assert len(calls) > 3
     assert_close_to_norm(gradient(got), gradient(want))

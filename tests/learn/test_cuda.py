@@ -8,8 +8,8 @@ import random
 import pytest
 import torch
 
-from agentfly.learn.backbone import Backbone
 from agentfly.learn.batching import MicroBatch, Rows
+from agentfly.learn.model.backbone import Backbone
 from agentfly.learn.packed import run_packed
 from agentfly.learn.samples import to_samples
 from tests.learn.chains import chain_of_ids, tiny_llama

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfly.learn import graphs
-from agentfly.learn.graphs import NEXT, ROOM, SPARE, WASTE, Graphs, Sizes, SurplusTake, _beginning, pad_rows
+from agentfly.learn.model import graphs
+from agentfly.learn.model.graphs import NEXT, ROOM, SPARE, WASTE, Graphs, Sizes, SurplusTake, _beginning, pad_rows
 from agentfly.learn.packed import PackedLayout, packed_replica, run_packed
 from tests.close import assert_close_to_norm
 from tests.engines.tiny import make_model

@@ -10,7 +10,7 @@ from tests.needs import has_interpreter
 
 CHECK = """
 import torch
-from agentfly.learn.head import head_scores
+from agentfly.learn.model.head import head_scores
 from agentfly.learn.algorithms.losses import entropy
 from tests.close import assert_close_to_norm
 

@@ -13,7 +13,7 @@ import torch
 
 from agentfly.kernels import find_kernels, torch_layers
 from agentfly.kernels.replace import replace_modules
-from agentfly.learn import backbone
+from agentfly.learn.model import backbone
 from agentfly.learn.model.logprobs import Scorer
 from agentfly.learn.model.lora import adapt
 from agentfly.learn.packed import PackedLayout, packed_replica, run_packed
@@ -263,7 +263,7 @@ REPLICAS = """
 import sys
 import torch
 from agentfly.kernels import layers
-from agentfly.learn import backbone
+from agentfly.learn.model import backbone
 from agentfly.learn.batching import Rows
 from agentfly.learn.model.logprobs import Scorer
 from agentfly.learn.model.lora import adapt
@@ -352,7 +352,7 @@ def test_a_packed_update_on_the_device_is_the_same_with_and_without_kernels(
     for kernels in (None, find_kernels("layers", torch.device("cuda"))):
         monkeypatch.setattr(backbone, "find_kernels", lambda name, device, kernels=kernels: kernels)
         learner = learner_of(tiny_llama(VOCABULARY).cuda().to(dtype), packing="on")
-        assert replaced(learner._scorer.head.backbone._replica) == (9 if kernels else 0)
+        assert replaced(learner._modules.scorer.head.backbone._replica) == (9 if kernels else 0)
         metrics = learner.update(groups)
         results.append((gradient(learner), metrics))
     (want, before), (got, after) = results

@@ -432,7 +432,7 @@ def test_a_separate_critic_warms_up_alone_takes_more_steps_and_starts_at_the_mea
     assert len(taken) == 3 * 3 * 4
     tokens = [(t.total_reward, t.num_sampled) for group in make_groups(model) for t in group]
     mean = sum(r * n for r, n in tokens) / sum(n for _, n in tokens)
-    assert learner._critic.head.linear.bias.item() == pytest.approx(mean, abs=1e-6)
+    assert learner._modules.critic.head.linear.bias.item() == pytest.approx(mean, abs=1e-6)
     assert learner_of(tiny_llama(VOCABULARY), "ppo", total_steps=9).critic_warmup_steps == 3
     assert learner_of(tiny_llama(VOCABULARY), "ppo", total_steps=90).critic_warmup_steps == 7
     assert learner_of(tiny_llama(VOCABULARY), "ppo", total_steps=90, loss={"critic": "shared"}).critic_warmup_steps == 0

@@ -96,8 +96,8 @@ def test_a_value_head_in_float32_beside_float16_weights_has_its_gradient_unscale
     for model in half_of(tiny_llama(VOCABULARY)):
         learner = learner_of(model, "ppo", loss={"critic": "shared"})
         learner.update(make_groups(copy.deepcopy(model).float()))
-        assert learner._value_head is not None
-        state = learner._optimizer._adam.state[learner._value_head.linear.weight]
+        assert learner._modules.value_head is not None
+        state = learner._optimizer._adam.state[learner._modules.value_head.linear.weight]
         norms.append(float(state["exp_avg"].norm()))
     assert norms[1] == pytest.approx(norms[0], rel=0.02)
     assert norms[0] > 0

@@ -12,9 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentfly.learn import backbone, packed
+from agentfly.learn import packed
 from agentfly.learn.batching import Rows, _fill, shared_packs
 from agentfly.learn.bucketed import Buckets, Take, divide
+from agentfly.learn.model import backbone
 from agentfly.learn.model.logprobs import Scorer
 from agentfly.learn.model.lora import adapt
 from agentfly.learn.packed import PackedLayout
@@ -269,7 +270,7 @@ def test_a_prompt_is_run_once() -> None:
     model = tiny_llama(VOCABULARY)
     learner = learner_of(model, packing="on")
     seen = []
-    embeddings = learner._scorer.head.backbone._replica.get_input_embeddings()
+    embeddings = learner._modules.scorer.head.backbone._replica.get_input_embeddings()
     embeddings.register_forward_hook(lambda module, args, out: seen.append(out.shape[1]))
     metrics = learner.update(siblings())
     rows = rows_of(siblings())
@@ -309,7 +310,7 @@ def test_an_update_is_the_update_of_rows_alone(case: str) -> None:
         learner = learner_of(model, algorithm, loss=loss, packing=packing, **{"lr": 1e-4, **more})
         metrics = learner.update(siblings())
         parts = [gradient(learner)]
-        if learner._critic is not None:
+        if learner._modules.critic is not None:
             parts.append(gradient(learner, "critic_optimizer"))
         found.append((torch.cat(parts), metrics))
     (got, ours), (want, theirs) = found
@@ -344,7 +345,7 @@ def test_a_model_that_fails_only_with_shared_rows_is_packed_without_sharing(monk
 def test_a_reference_of_another_kind_decides_with_the_policy() -> None:
     reference = copy.deepcopy(family("gemma2"))
     learner = learner_of(tiny_llama(VOCABULARY), loss={"kl_coef": 0.1}, reference=reference)
-    assert learner._shape == "padded"
+    assert learner._modules.shape == "padded"
     assert learner.path == "padded rows: the reference model cannot be packed"
     assert learner.update(siblings())["train/reference_kl"] > 0
 

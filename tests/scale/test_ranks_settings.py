@@ -16,11 +16,12 @@ from agentfly.cli import main
 from agentfly.config import Config
 from agentfly.errors import ConfigError
 from agentfly.learn.batching import Rows
-from agentfly.learn.ranks import files
-from agentfly.learn.ranks.division import balance, cut, rank_batches, share_rows
+from agentfly.learn.group import LearnerGroup
+from agentfly.learn.model import shard_files
+from agentfly.learn.model.shard_files import Shard, ShardFiles, collect_shards, file_name, write_for_rank_0, write_shards
 from agentfly.learn.ranks.environment import Place, read_place
-from agentfly.learn.ranks.files import Shard, ShardFiles, collect_shards, file_name, write_for_rank_0, write_shards
 from agentfly.learn.ranks.group import choose_device
+from agentfly.learn.update.division import balance, cut, rank_batches, share_rows
 from agentfly.runs import checkpoints as checkpoint
 from agentfly.training.ranks.roles import find_place
 from agentfly.types import Sample
@@ -141,7 +142,7 @@ def test_rows_that_begin_alike_stay_together() -> None:
 def test_every_rank_runs_the_same_number_of_micro_batches_and_each_row_once(shape: Any) -> None:
     table = rows_of([40, 3, 3])
     ranks = [
-        list(rank_batches(table, range(3), 42, torch.device("cpu"), shape, rank=rank, size=4, width=16)) for rank in range(4)
+        list(rank_batches(table, range(3), 42, torch.device("cpu"), shape, LearnerGroup(rank, 4), 16)) for rank in range(4)
     ]
     assert len(set(map(len, ranks))) == 1
     assert sorted(row for batches in ranks for batch in batches for row in batch.rows) == [0, 1, 2]
@@ -190,7 +191,7 @@ def test_a_command_that_runs_in_one_process_refuses_ranks(
 
 
 def test_learner_and_trainer_agree_on_the_names_in_a_checkpoint() -> None:
-    assert (files.FOLDER, files.STATE) == (checkpoint.SHARDS, checkpoint.STATE)
+    assert (shard_files.FOLDER, shard_files.STATE) == (checkpoint.SHARDS, checkpoint.STATE)
 
 
 def test_a_rank_that_cannot_write_says_why(tmp_path: Any) -> None:

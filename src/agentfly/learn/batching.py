@@ -95,10 +95,11 @@ class Rows:
     def batches(self, rows: Sequence[int], max_tokens: int, device: torch.device, shape: Shape) -> Iterator[MicroBatch]:
         """Yield the tensors of each micro batch of the given rows."""
         for members in self.micro_batches(rows, max_tokens, shape):
-            if shape == "padded":
-                yield self.tensors(members, device)
-            else:
-                yield self.packed(members, device, share=shape == "shared")
+            yield self.batch(members, device, shape)
+
+    def batch(self, rows: Sequence[int], device: torch.device, shape: Shape) -> MicroBatch:
+        """Returns the tensors of one micro batch."""
+        return self.tensors(rows, device) if shape == "padded" else self.packed(rows, device, share=shape == "shared")
 
     def packed(self, rows: Sequence[int], device: torch.device, *, share: bool = False) -> MicroBatch:
         """Returns the tensors of one packed micro batch. With `share`, common beginnings are computed once."""

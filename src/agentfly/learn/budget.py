@@ -121,8 +121,8 @@ class TokenBudget:
         self._bytes_per_token = max(1.0, taken / max(batch.input_ids.numel() for batch in micro))
 
     def can_halve(self, micro: Sequence[MicroBatch]) -> bool:
-        """Whether smaller batches of the same rows exist."""
-        return any(len(batch.rows) > 1 for batch in micro)
+        """Whether these rows may be divided into smaller batches."""
+        return self.alone and any(len(batch.rows) > 1 for batch in micro)
 
     def halve(self, micro: Sequence[MicroBatch]) -> None:
         """After an OutOfMemoryError with these batches: half the tokens of the largest, from now on.
@@ -147,7 +147,7 @@ class TokenBudget:
                     return work(micro)
             except torch.OutOfMemoryError:
                 undo()
-                if not self.alone or not self.can_halve(micro):
+                if not self.can_halve(micro):
                     raise
             self.halve(micro)
 
@@ -158,6 +158,9 @@ class TokenBudget:
         score: Callable[[MicroBatch], Tensor],
     ) -> Iterator[tuple[MicroBatch, Tensor]]:
         """Yield each batch of `divide(rows)` with its scores. Rows of a batch that does not fit are divided again."""
+        if not self.alone:
+            yield from ((batch, score(batch)) for batch in divide(rows))
+            return
         left = list(rows)
         while left:
             done: set[int] = set()

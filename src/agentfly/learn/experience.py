@@ -21,6 +21,7 @@ from ..types import Sample, TokenRecord, Trajectory
 from .algorithms import Credit
 from .algorithms.advantages import TokenValues
 from .batching import MicroBatch, Rows
+from .group import LearnerGroup
 from .samples import check_chains, rows_of_chains
 
 
@@ -81,19 +82,22 @@ class Experience:
         return slice(int(self.rows.starts[rows.start]), int(self.rows.starts[rows.stop]))
 
     @property
-    def num_masked(self) -> int:
-        """The number of tokens that are not trained."""
-        return 0 if self.trained is None else int((~self.trained).sum())
-
-    @property
     def num_trained(self) -> NDArray[np.int64]:
         """The number of trained tokens of each chain."""
         return np.bincount(self.owners if self.trained is None else self.owners[self.trained], minlength=self.num_chains)
 
-    @property
-    def trained_lags(self) -> NDArray[np.int64]:
-        """The lags of the trained tokens."""
-        return self.lags if self.trained is None else self.lags[self.trained]
+    def metrics(self) -> dict[str, float]:
+        """Returns what is known before an update, named in `metrics.METRICS`. As yet no group has an advantage."""
+        counts = {
+            "train/samples": float(len(self.rows)),
+            "train/tokens": float(self.rows.num_tokens),
+            "train/splits": float(len(self.rows) - self.num_chains),
+            "train/untrainable_chains": float(self.num_untrainable + (self.num_trained == 0).sum()),
+            "train/zero_advantage_groups": float(self.num_groups),
+            "train/masked_tokens": float(0 if self.trained is None else (~self.trained).sum()),
+        }
+        lags = self.lags if self.trained is None else self.lags[self.trained]
+        return counts | ({"train/lag_mean": float(lags.mean()), "train/lag_max": float(lags.max())} if len(lags) else {})
 
     def trained_values(self, values: Tensor, tokens: Tensor | slice = slice(None)) -> Tensor:
         """Returns the entries of the trained tokens. `tokens` are the numbers of the tokens in `values`."""
@@ -183,6 +187,23 @@ class Experience:
             self.used = torch.zeros_like(self.current)
         self.used[tokens] = True
 
+    @torch.no_grad()
+    def share_notes(self, group: LearnerGroup) -> None:
+        """Give every rank the notes of all ranks, so that rank 0 can record them."""
+        if group.size == 1:
+            return
+
+        def mean_over_ranks(values: Tensor | None) -> Tensor:
+            """The mean over the ranks that noted a value; NaN if none did."""
+            values = torch.full_like(self.sampled, math.nan) if values is None else values
+            counts = group.sum((~values.isnan()).to(values.dtype))
+            return group.sum(values.nan_to_num(0.0)) / counts
+
+        used = torch.zeros_like(self.sampled) if self.used is None else self.used.to(self.sampled.dtype)
+        self.used = group.sum(used) > 0
+        self.own, self.last = mean_over_ranks(self.own), mean_over_ranks(self.last)
+        self.entropies = mean_over_ranks(self.entropies)
+
     def records(self) -> list[TokenRecord]:
         """What the update did with each chain. A series whose values are all equal or all unknown is left out."""
         used = np.zeros(len(self.owners), dtype=np.uint8) if self.used is None else self.used.cpu().numpy().astype(np.uint8)
@@ -191,10 +212,10 @@ class Experience:
             ("trainer_logprob", "f", self.own), ("reference_logprob", "f", self.reference), ("value", "f", self.values),
             ("entropy", "e", self.entropies), ("last_logprob", "f", self.last),
         ]  # fmt: skip
-        known = [
+        series_of = [
             (name, kind, tensor.float().cpu().numpy().astype(f"<{kind}")) for name, kind, tensor in noted if tensor is not None
         ]
-        found = []
+        records = []
         for chain, trajectory in enumerate(self.trajectories):
             part = self.tokens_of(chain)
             trained, series = used[part], {}
@@ -207,15 +228,15 @@ class Experience:
                 mean = float(given.mean(dtype=np.float64))
                 if len(given) and (given != given[0]).any():
                     series["advantage"] = ("f", given.tobytes())
-            for name, kind, values in known:
+            for name, kind, values in series_of:
                 if not np.isnan(values[part]).all():
                     series[name] = (kind, values[part].tobytes())
-            found.append(TokenRecord(trajectory.id, mean, count, series))
-        return found
+            records.append(TokenRecord(trajectory.id, mean, count, series))
+        return records
 
     def _any_per_row(self, flags: NDArray[np.bool_]) -> list[bool]:
-        found: list[bool] = np.logical_or.reduceat(flags, self.rows.starts[:-1]).tolist() if len(self.rows) else []
-        return found
+        any_per_row: list[bool] = np.logical_or.reduceat(flags, self.rows.starts[:-1]).tolist() if len(self.rows) else []
+        return any_per_row
 
 
 def gather(
@@ -238,7 +259,7 @@ def gather(
     a reward that is not finite.
     """
     samples: list[Sample] = []
-    kept: list[Trajectory] = []
+    trainable: list[Trajectory] = []
     chain_rows: list[range] = []
     chain_groups: list[int] = []
     chains = [(group, trajectory) for group, trajectories in enumerate(groups) for trajectory in trajectories]
@@ -254,7 +275,7 @@ def gather(
             )
         chain_rows.append(range(len(samples), len(samples) + len(own)))
         chain_groups.append(group)
-        kept.append(trajectory)
+        trainable.append(trajectory)
         samples += own
     rows = Rows(samples)
     mask = np.concatenate([np.zeros(0, dtype=np.bool_), *(sample.mask for sample in samples)])
@@ -265,24 +286,24 @@ def gather(
             "publish the learner's own version to the engine"
         )
     lags = version - versions
-    owners, turn_of = _owners(kept)
+    owners, turn_of = _owners(trainable)
     inside = None if window is None else lags <= window
     if truncated == "mask":
-        whole = ~np.array([trajectory.outcome.truncated for trajectory in kept], dtype=np.bool_)[owners]
+        whole = ~np.array([trajectory.outcome.truncated for trajectory in trainable], dtype=np.bool_)[owners]
         inside = whole if inside is None else inside & whole
     old = lags > 0
     if not recomputes and old.any():  # the rest of such a reply attends to keys and values of older weights
         old = np.bincount(turn_of, weights=old)[turn_of] > 0
     inexact = (old if exact else np.ones(len(lags), dtype=np.bool_)) & (True if inside is None else inside)
-    stale = np.bincount(owners, weights=lags > 0, minlength=len(kept)) > 0
+    stale = np.bincount(owners, weights=lags > 0, minlength=len(trainable)) > 0
     return Experience(
         samples=samples,
-        trajectories=kept,
+        trajectories=trainable,
         rows=rows,
         chain_rows=chain_rows,
         groups=chain_groups,
         num_groups=len(groups),
-        num_untrainable=len(chains) - len(kept),
+        num_untrainable=len(chains) - len(trainable),
         rewards=_pick([sample.rewards for sample in samples], mask, np.float64),
         owners=owners,
         lags=lags,

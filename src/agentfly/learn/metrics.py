@@ -6,11 +6,12 @@ step's result.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the table is read where torch is not loaded
     from torch import Tensor
+
+    from .group import LearnerGroup
 
 METRICS = {
     "train/loss": "The minimised sum: policy loss, KL, entropy bonus, a shared critic's loss (mean over optimizer steps).",
@@ -78,24 +79,28 @@ class Totals:
         for name, total in other._sums.items():
             self.add(name, total, other._counts[name])
 
-    def summed(self, add_up: Callable[[list[float]], list[float]]) -> Totals:
-        """Returns the sums over several processes. `add_up` adds lists of equal length."""
+    def summed(self, group: LearnerGroup) -> Totals:
+        """Returns the sums over all ranks."""
+        if group.size == 1:
+            return self
+        import torch
+
         names = list(METRICS)
-        sums = [float(self._sums.get(name, 0.0)) for name in names]
-        counts = [float(self._counts.get(name, 0.0)) for name in names]
-        found, whole = add_up(sums + counts), Totals()
+        numbers = [float(table.get(name, 0.0)) for table in (self._sums, self._counts) for name in names]
+        sums: list[float] = group.sum(torch.tensor(numbers, dtype=torch.float64)).tolist()
+        whole = Totals()
         for place, name in enumerate(names):
-            whole.add(name, found[place], found[len(names) + place])
+            whole.add(name, sums[place], sums[len(names) + place])
         return whole
 
     def means(self) -> dict[str, float]:
         """Returns the mean of each name; names whose count is 0 are left out."""
         counts = {name: float(count) for name, count in self._counts.items()}
-        found = {name: float(total) / counts[name] for name, total in self._sums.items() if counts[name]}
-        if square := found.get("train/ess"):  # until here the mean square of the weights; 0 if every weight is 0
-            found["train/ess"] = found["train/correction_mean"] ** 2 / square
-        if (name := "train/logprob_gap_error") in found:  # until here the mean square
-            found[name] = (found[name] / counts[name]) ** 0.5
-        for name in found.keys() & {"train/weight_change", "train/step_error"}:  # until here squares
-            found[name] **= 0.5
-        return found
+        means = {name: float(total) / counts[name] for name, total in self._sums.items() if counts[name]}
+        if square := means.get("train/ess"):  # until here the mean square of the weights; 0 if every weight is 0
+            means["train/ess"] = means["train/correction_mean"] ** 2 / square
+        if (name := "train/logprob_gap_error") in means:  # until here the mean square
+            means[name] = (means[name] / counts[name]) ** 0.5
+        for name in means.keys() & {"train/weight_change", "train/step_error"}:  # until here squares
+            means[name] **= 0.5
+        return means

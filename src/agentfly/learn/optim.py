@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import InvariantError
+from ..errors import ConfigError, InvariantError
 from .model.evidence import STEPPED, ExpectedStep, local_part, pick, same, strided
+from .model.shards import shard_like
 from .settings import OptimSettings
 
 MAX_COPIED = 2**28
@@ -239,9 +240,9 @@ class Optimizer:
             torch._foreach_div_([m.grad for m in self._masters if m.grad is not None], self._scale.factor)
         raw = self._sample([master.grad for master in self._masters])
         norm: Any = nn.utils.clip_grad_norm_(self._masters, self._max_norm)
-        found: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of shards: a collective
-        self._unclipped = raw, found
-        return found
+        full: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of shards: a collective
+        self._unclipped = raw, full
+        return full
 
     def step(self) -> None:
         """Apply the clipped gradient and clear it."""
@@ -276,21 +277,27 @@ class Optimizer:
         scale = {"loss_scale": self._scale.state_dict()} if self._scale.active else {}
         return {"adam": self._adam.state_dict(), "masters": masters, "steps": counted_steps(self._adam.state), **scale}
 
-    @property
-    def adam_parameters(self) -> list[Tensor]:
-        """The parameters in the order in which Adam numbers them in its state."""
-        return [parameter for group in self._adam.param_groups for parameter in group["params"]]
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`, whose tensors are there or are functions that read rows of them (`model.shards.Read`)."""
+        adam, parameters = state["adam"], [each for group in self._adam.param_groups for each in group["params"]]
+        if set(adam["state"]) - set(range(len(parameters))):
+            raise ConfigError("the checkpoint's optimizer has other parameters")
+        averages = {
+            number: {
+                name: shard_like(parameters[number], value) if name.startswith("exp_") else value
+                for name, value in values.items()
+            }
+            for number, values in adam["state"].items()
+        }
         # The settings of this run win over the saved ones: only Adam's averages are taken from the state.
-        kept = [{k: v for k, v in group.items() if k != "params"} for group in self._adam.param_groups]
-        self._adam.load_state_dict(state["adam"])
+        options = [{k: v for k, v in group.items() if k != "params"} for group in self._adam.param_groups]
+        self._adam.load_state_dict({**adam, "state": averages})
         self._averages = None
-        for group, options in zip(self._adam.param_groups, kept, strict=True):
-            group.update(options)
+        for group, own in zip(self._adam.param_groups, options, strict=True):
+            group.update(own)
         if "loss_scale" in state:  # absent if the saved run used another number format
             self._scale.load_state_dict(state["loss_scale"])
-        own = [m for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]
+        masters = [m for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]
         with torch.no_grad():
-            for master, saved in zip(own, state["masters"], strict=True):
+            for master, saved in zip(masters, state["masters"] if masters else (), strict=True):  # ranks have none
                 master.copy_(saved)

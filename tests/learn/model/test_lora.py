@@ -95,10 +95,10 @@ def test_critic_and_reference_share_frozen_tensors_with_the_policy() -> None:
     from agentfly.learn.algorithms import ALGORITHMS
 
     learner = PolicyLearner(model, "ppo", loss=ALGORITHMS["ppo"].settings({"kl_coef": 0.1}), optim=OptimSettings(lr=1e-3))
-    assert learner._critic is not None
-    assert learner._reference is not None
+    assert learner._modules.critic is not None
+    assert learner._modules.reference is not None
     frozen = {id(p) for p in model.parameters() if not p.requires_grad}
-    for copied in (learner._critic.backbone, learner._reference.model):
+    for copied in (learner._modules.critic.backbone, learner._modules.reference.model):
         shared = [p for p in copied.parameters() if id(p) in frozen]
         own = [p for p in copied.parameters() if id(p) not in frozen]
         assert len(own) == 2 * 2 * 7

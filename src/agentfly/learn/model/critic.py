@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ConfigError
-from ..backbone import Backbone
 from ..batching import MicroBatch
+from .backbone import Backbone
 from .logprobs import Head
 from .lora import copy_sharing_frozen
 

@@ -19,12 +19,12 @@ from torch.utils.checkpoint import checkpoint
 from ...errors import ConfigError
 from ...kernels.replica import evaluating
 from ..algorithms.losses import entropy as entropy_of
-from ..backbone import Backbone
 from ..batching import MicroBatch, Shape
 from ..budget import TokenBudget
-from ..head import head_scores, serves
 from ..settings import OptimSettings
+from .backbone import Backbone
 from .evidence import OFTEN, RATIOS, fit
+from .head import head_scores, serves
 
 # Logits that may exist at the same time if no chunk is set.
 MAX_LOGITS = 2**26
@@ -54,13 +54,14 @@ class Head:
 class Scores:
     """Scores per sampled token of a micro batch. `hidden` is the head's input, for a value head on the same backbone.
 
-    `fit` is that of some tokens (`evidence.fit`).
+    `fit` is that of some tokens (`evidence.fit`), `values` are those of the value head.
     """
 
     logprobs: Tensor
     entropies: Tensor | None
     hidden: Tensor | None
     fit: Tensor | None = None
+    values: Tensor | None = None
 
 
 class Scorer:

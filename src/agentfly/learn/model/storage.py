@@ -74,8 +74,8 @@ def load_learner_state(checkpoint: Path, state: Mapping[str, Any], modules: Mapp
 
     `modules` are those with an optimizer, by the path of their parameters in the shards.
     """
-    from ..ranks.files import FOLDER as SHARDS
-    from ..ranks.files import ShardFiles, fill
+    from .shard_files import FOLDER as SHARDS
+    from .shard_files import ShardFiles, fill
 
     if not state.get("ranks"):
         return state

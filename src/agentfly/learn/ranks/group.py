@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib.metadata import version
@@ -24,13 +24,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from ... import errors
 from ...codec import decode, encode
 from ...errors import AgentFlyError, ConfigError, InvariantError, RankError
 from ...kernels import launching_on
 from ...kernels.memory import ROOM
+from ..group import LearnerGroup, T
 from .environment import Place
 
 log = logging.getLogger(__name__)
@@ -47,11 +48,12 @@ KEPT = 64
 """Commands that the store keeps: each one ends with a collective, so no rank is further behind."""
 
 
-class RankGroup:
+class RankGroup(LearnerGroup):
     """This process as one of `size` ranks. Made by `join`; `close` leaves the group."""
 
     def __init__(self, place: Place, device: torch.device, store: Any) -> None:
-        self.rank, self.size, self.device = place.rank, place.size, device
+        super().__init__(place.rank, place.size)
+        self.device = device
         self._store = store
         self._commands = 0
         self._lock = threading.Lock()
@@ -78,10 +80,10 @@ class RankGroup:
             store = _dist.PrefixStore("group", base)
             dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout)
         except (OSError, RuntimeError, ValueError) as error:
-            told = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ConfigError(
                 f"rank {place.rank} could not meet the other {place.size - 1} ranks at {place.address} within {timeout_s:g} s "
-                f"({told[:200]}): check that every rank was started and that this address can be reached"
+                f"({reason[:200]}): check that every rank was started and that this address can be reached"
             ) from error
         group = cls(place, chosen, _dist.PrefixStore("commands", base))
         try:
@@ -91,11 +93,6 @@ class RankGroup:
             group.close()
             raise
         return group
-
-    @property
-    def leads(self) -> bool:
-        """Whether this is rank 0."""
-        return self.rank == 0
 
     def close(self) -> None:
         """Leave the group. The other ranks are not waited for."""
@@ -167,22 +164,20 @@ class RankGroup:
                 self.broken = f"rank {self.rank} ran out of memory during {name!r}"
                 raise ConfigError(f"{self.broken}: use more ranks, or {ROOM}") from error
             except Exception as error:
-                told = str(error).splitlines()[0][:300] if str(error) else ""
-                self.broken = f"a rank of the learner was lost during {name!r} ({type(error).__name__}: {told})"
+                reason = str(error).splitlines()[0][:300] if str(error) else ""
+                self.broken = f"a rank of the learner was lost during {name!r} ({type(error).__name__}: {reason})"
                 raise RankError(self.broken) from error
 
     # -- collectives ---------------------------------------------------------------------------------------------------------
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Add up a tensor over all ranks, in place. Returns it."""
         dist.all_reduce(tensor)
         return tensor
 
     def least(self, value: int) -> int:
-        """Returns the smallest value of all ranks."""
-        found = torch.tensor([value])
-        dist.all_reduce(found, dist.ReduceOp.MIN)
-        return int(found)
+        smallest = torch.tensor([value])
+        dist.all_reduce(smallest, dist.ReduceOp.MIN)
+        return int(smallest)
 
     def broadcast(self, data: bytes | None, source: int = 0) -> bytes:
         """Returns the bytes of rank `source`; the other ranks pass None."""
@@ -195,32 +190,40 @@ class RankGroup:
             dist.broadcast(line, source)
         return line.numpy().tobytes()
 
-    def send_tensor(self, tensor: Tensor) -> None:
-        """Replace the tensor by that of rank 0, in place."""
-        dist.broadcast(tensor, 0)
+    def from_leader(self, make: Callable[[], T], pack: Callable[[T], bytes], unpack: Callable[[bytes], T]) -> T:
+        data: bytes | None = None
+        with self.together():
+            if self.leads:
+                data = pack(make())
+        return unpack(self.broadcast(data))
+
+    @torch.no_grad()
+    def send_weights(self, *modules: nn.Module) -> None:
+        """Give every rank the weights of rank 0."""
+        for module in modules:
+            for tensor in [*module.parameters(), *module.buffers()]:
+                dist.broadcast(tensor.data, 0)
 
     def agree(self, error: AgentFlyError | None) -> None:
-        """Raises the error of the lowest rank that has one, on every rank."""
         source = self.least(self.size if error is None else self.rank)
         if source == self.size:
             return
-        told = encode([type(error).__name__, str(error)]) if self.rank == source else None
-        kind, text = decode(self.broadcast(told, source))
+        data = encode([type(error).__name__, str(error)]) if self.rank == source else None
+        kind, text = decode(self.broadcast(data, source))
         if error is not None:
             raise error
         raise getattr(errors, kind, InvariantError)(text if source == 0 else f"rank {source}: {text}")
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Leave the body on all ranks, or raise on all ranks if one raises an AgentFlyError in it."""
         error: AgentFlyError | None = None
         try:
             yield
-        except AgentFlyError as found:
-            error = found
-        except Exception as found:  # noqa: BLE001  raised below, on every rank
-            error = InvariantError(f"{type(found).__name__}: {found}")
-            error.__cause__ = found
+        except AgentFlyError as raised:
+            error = raised
+        except Exception as raised:  # noqa: BLE001  raised below, on every rank
+            error = InvariantError(f"{type(raised).__name__}: {raised}")
+            error.__cause__ = raised
         self.agree(error)
 
     def _compare_software(self) -> None:
@@ -276,8 +279,8 @@ def _wait_for_idle_threads() -> None:
     until = time.monotonic() + IDLE_S
     before: dict[str, str] | None = None
     while time.monotonic() < until:
-        found = {path: _state(path) for path in glob.glob("/proc/self/task/*/status")}
-        now = {path: state for path, state in found.items() if state is not None}
+        states = {path: _state(path) for path in glob.glob("/proc/self/task/*/status")}
+        now = {path: state for path, state in states.items() if state is not None}
         if now == before and all(state.startswith("S") for state in now.values()):
             return
         before = now

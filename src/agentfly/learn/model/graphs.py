@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
-from .bucketed import Take
-from .packed import PackedLayout
+from ..bucketed import Take
+from ..packed import PackedLayout
 
 log = logging.getLogger(__name__)
 

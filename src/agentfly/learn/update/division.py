@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from ..batching import WORTH_SHARING, MicroBatch, Rows, Shape
+from ..group import LearnerGroup
 from ..packed import PackedLayout
 
 
@@ -42,6 +43,8 @@ def cut(costs: Sequence[float], size: int) -> list[range]:
 
 def share_rows(table: Rows, rows: Sequence[int], shape: Shape, size: int, width: int) -> list[list[int]]:
     """Returns the rows of each rank."""
+    if size == 1:
+        return [list(rows)]
     if shape == "shared":
         order, common = table.in_order(rows)
         if sum(common) > WORTH_SHARING * sum(table.lengths[row] for row in rows):
@@ -56,22 +59,14 @@ def _cost(queries: int, keys: int, width: int) -> float:
 
 
 def rank_batches(
-    table: Rows,
-    rows: Sequence[int],
-    max_tokens: int,
-    device: torch.device,
-    shape: Shape,
-    *,
-    rank: int,
-    size: int,
-    width: int,
+    table: Rows, rows: Sequence[int], max_tokens: int, device: torch.device, shape: Shape, group: LearnerGroup, width: int
 ) -> Iterator[MicroBatch]:
-    """Yield the micro batches of one rank; the last ones are padding if another rank has more."""
-    shares = share_rows(table, rows, shape, size, width)
-    divided = [table.micro_batches(share, max_tokens, shape) for share in shares]
-    for members in divided[rank]:
-        yield table.tensors(members, device) if shape == "padded" else table.packed(members, device, share=shape == "shared")
-    for _ in range(max(map(len, divided)) - len(divided[rank])):
+    """Yield the micro batches of this rank; the last ones are padding if another rank has more."""
+    divided = [table.micro_batches(share, max_tokens, shape) for share in share_rows(table, rows, shape, group.size, width)]
+    own = divided[group.rank]
+    for members in own:
+        yield table.batch(members, device, shape)
+    for _ in range(max(map(len, divided)) - len(own)):
         yield padding(table, rows[0], device, shape)
 
 

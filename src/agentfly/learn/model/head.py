@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..kernels import find_kernels
-from .budget import CudaMemory
+from ...kernels import find_kernels
+from ..budget import CudaMemory
 
 MAX_LOGITS = 2**29
 """Logits per chunk: a GiB in half precision."""
@@ -50,7 +50,7 @@ def _num_kept(weight: Tensor, chunk: int) -> int:
 class _HeadScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int, keep: int) -> Any:
-        from ..kernels.log_probs import score
+        from ...kernels.log_probs import score
 
         parts, ctx.kept = [], {}
         for start in range(0, len(hidden), chunk):
@@ -67,7 +67,7 @@ class _HeadScores(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        from ..kernels.log_probs import backward
+        from ...kernels.log_probs import backward
 
         hidden, weight, targets, totals = ctx.saved_tensors
         by_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None

@@ -49,27 +49,27 @@ def pack_experience(experience: Experience) -> bytes:
 
 def unpack_experience(data: bytes, device: torch.device) -> Experience:
     """Returns an experience that trains as the packed one; its trajectories are empty."""
-    found: dict[str, Any] = decode(data)
-    edges = np.cumsum([0, *found["lengths"]])
-    ids, mask = _array(found["ids"], np.int64), _array(found["mask"], np.bool_)
+    fields: dict[str, Any] = decode(data)
+    edges = np.cumsum([0, *fields["lengths"]])
+    ids, mask = _array(fields["ids"], np.int64), _array(fields["mask"], np.bool_)
     samples = []
     for a, b in pairwise(edges):
         nothing = np.zeros(b - a)
         samples.append(Sample(ids[a:b], mask[a:b], nothing, nothing, nothing, np.zeros(b - a)))
-    firsts = np.cumsum([0, *found["chain_rows"]]).tolist()
-    arrays: dict[str, Any] = {name: _array(found[name], kind) for name, kind in _ARRAYS.items()}
-    tensors: dict[str, Any] = {name: torch.from_numpy(_array(found[name], kind)).to(device) for name, kind in _TENSORS.items()}
-    inexact = found["inexact"]
+    firsts = np.cumsum([0, *fields["chain_rows"]]).tolist()
+    arrays: dict[str, Any] = {name: _array(fields[name], kind) for name, kind in _ARRAYS.items()}
+    tensors: dict[str, Any] = {name: torch.from_numpy(_array(fields[name], kind)).to(device) for name, kind in _TENSORS.items()}
+    inexact = fields["inexact"]
     return Experience(
         samples=samples,
         trajectories=[],
         rows=Rows(samples),
         chain_rows=[range(a, b) for a, b in pairwise(firsts)],
-        groups=found["groups"],
-        num_groups=found["num_groups"],
-        num_untrainable=found["num_untrainable"],
-        window=found["window"],
-        trained=None if found["trained"] is None else _array(found["trained"], np.bool_),
+        groups=fields["groups"],
+        num_groups=fields["num_groups"],
+        num_untrainable=fields["num_untrainable"],
+        window=fields["window"],
+        trained=None if fields["trained"] is None else _array(fields["trained"], np.bool_),
         inexact=None if inexact is None else torch.from_numpy(_array(inexact, np.bool_)).to(device),
         chain_of=torch.from_numpy(arrays["owners"]).to(device),
         **arrays,
@@ -91,10 +91,10 @@ def pack_credit(credit: Credit) -> bytes:
 
 def unpack_credit(data: bytes) -> Credit:
     """Returns the credit that rank 0 has computed."""
-    found: dict[str, Any] = decode(data)
-    edges = np.cumsum(found["lengths"])[:-1]
+    fields: dict[str, Any] = decode(data)
+    edges = np.cumsum(fields["lengths"])[:-1]
     parts = {
-        name: None if found[name] is None else np.split(_array(found[name], np.float64), edges) if found["lengths"] else []
+        name: None if fields[name] is None else np.split(_array(fields[name], np.float64), edges) if fields["lengths"] else []
         for name in ("advantages", "returns")
     }
     return Credit(parts["advantages"] or [], parts["returns"])

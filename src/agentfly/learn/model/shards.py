@@ -12,28 +12,24 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed
 from torch import Tensor, nn
 
+from ...engines.local.load import plain_tensors
 from ...errors import ConfigError
 from ..batching import MicroBatch
-from ..model.logprobs import EntropyMode, Scorer, Scores
-from .files import Shard
-from .group import RankGroup
+from .logprobs import EntropyMode, Scorer, Scores
+from .lora import FOLDER as ADAPTER
+from .lora import adapters, is_adapted
+from .shard_files import PlainFiles, Shard
 
 HALF = (torch.bfloat16, torch.float16)
-
-
-def send_weights(modules: Iterable[nn.Module], group: RankGroup) -> None:
-    """Give every rank the weights of rank 0."""
-    with torch.no_grad():
-        for module in modules:
-            for tensor in [*module.parameters(), *module.buffers()]:
-                group.send_tensor(tensor.data)
 
 
 def meta_copy(model: nn.Module) -> nn.Module:
@@ -43,10 +39,10 @@ def meta_copy(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-def shard_model(root: nn.Module, group: RankGroup, *, dtype: torch.dtype, reduce: torch.dtype = torch.float32) -> None:
-    """Shard a module in place: each layer for itself, then the rest. It computes in `dtype`; gradients are summed in `reduce`.
+def shard_model(root: nn.Module, size: int, *, dtype: torch.dtype, reduce: torch.dtype = torch.float32) -> None:
+    """Shard a module over `size` ranks in place: each layer for itself, then the rest.
 
-    Raises ConfigError if FSDP cannot shard the module.
+    It computes in `dtype`; gradients are summed in `reduce`. Raises ConfigError if FSDP cannot shard the module.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -55,7 +51,7 @@ def shard_model(root: nn.Module, group: RankGroup, *, dtype: torch.dtype, reduce
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     half = dtype if dtype in HALF else None
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=reduce, cast_forward_inputs=False)
-    mesh = init_device_mesh(group.device.type, (group.size,))
+    mesh = init_device_mesh(next(root.parameters()).device.type, (size,))
     try:
         for module in [*_layers(root), root]:
             _keep_full_precision(module)
@@ -97,8 +93,8 @@ class ShardedScorer(Scorer):
         self, batch: MicroBatch, entropy: EntropyMode, keep_hidden: bool, drawn: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         # FSDP finds the tensors whose gradients it waits for in a tuple, not in a dataclass.
-        found = super().__call__(batch, entropy=entropy, keep_hidden=keep_hidden, drawn=drawn)
-        return found.logprobs, found.entropies, found.hidden, found.fit
+        scores = super().__call__(batch, entropy=entropy, keep_hidden=keep_hidden, drawn=drawn)
+        return scores.logprobs, scores.entropies, scores.hidden, scores.fit
 
     def __call__(
         self,
@@ -115,14 +111,17 @@ class ShardedScorer(Scorer):
 
     def hidden(self, batch: MicroBatch) -> Tensor:
         model: Any = self.model
-        found: Tensor = model.agentfly_hidden(batch)
+        hidden: Tensor = model.agentfly_hidden(batch)
         free(model)
-        return found
+        return hidden
 
 
 def free(module: Any) -> None:
-    """After a pass without gradients: free the gathered weights. Otherwise the root keeps them for the backward pass."""
-    if not torch.is_grad_enabled():
+    """After a pass without gradients: free the gathered weights of a sharded module.
+
+    In a pass with gradients the root keeps them for the backward pass.
+    """
+    if not torch.is_grad_enabled() and hasattr(module, "reshard"):
         module.reshard()
 
 
@@ -156,15 +155,57 @@ def assign(target: Any, read: Read) -> None:
         own.copy_(read(first, first + len(own)))
 
 
-def shard_like(target: Any, read: Read) -> Tensor:
-    """Returns the rows of a whole tensor that belong to this rank, sharded as `target` is."""
+def rows_of(saved: Any) -> Read:
+    """Returns a function that gives rows of a saved tensor, which is there or is read when it is needed."""
+    if isinstance(saved, Tensor):
+        return lambda first, last: saved[first:last] if saved.dim() else saved.reshape(1)
+    read: Read = saved
+    return read
+
+
+def load_tensors(module: nn.Module, saved: Mapping[str, Any]) -> None:
+    """Copy a saved state into a module. Each tensor is there, or is a function that reads rows of it.
+
+    Raises ConfigError if the tensors are others.
+    """
+    held = module.state_dict()
+    tensors = {name: tensor for name, tensor in saved.items() if isinstance(tensor, Tensor) and name in held}
+    other = {name for name, tensor in tensors.items() if tensor.shape != held[name].shape}
+    if other := other | (held.keys() ^ saved.keys()):
+        raise ConfigError(f"the checkpoint has other tensors: {sorted(other)[:3]}")
+    for name, tensor in held.items():
+        assign(tensor, rows_of(saved[name]))
+
+
+def load_plain_weights(model: nn.Module, checkpoint: Path, buffers: Container[str]) -> None:
+    """Load the weights that one process has saved into a sharded model. `buffers` are the names of its saved buffers."""
+    adapted = is_adapted(model)
+    files = PlainFiles(checkpoint / ADAPTER if adapted else checkpoint)
+    tensors: list[tuple[str, Tensor]]
+    if adapted:
+        tensors = [
+            (f"base_model.model.{name}.lora_{part}.weight", matrix)
+            for name, module in adapters(model)
+            for part, matrix in (("A", module.lora_a), ("B", module.lora_b))
+        ]
+    else:
+        tensors = [*model.named_parameters(), *((name, each) for name, each in model.named_buffers() if name in buffers)]
+    for name, tensor in tensors:
+        files.check(name, tuple(tensor.shape))
+        assign(tensor, partial(files.rows, name))
+
+
+def shard_like(target: Any, saved: Any) -> Any:
+    """Returns what belongs to this rank of a saved tensor, sharded as `target` is; the tensor itself if that is not sharded."""
+    if not hasattr(target, "to_local"):
+        return saved
     from torch.distributed.tensor import DTensor
 
     own = torch.empty_like(target.to_local())
     made: Tensor = DTensor.from_local(
         own, target.device_mesh, target.placements, run_check=False, shape=target.shape, stride=target.stride()
     )
-    assign(made, read)
+    assign(made, rows_of(saved))
     return made
 
 
@@ -180,6 +221,23 @@ def whole(tensor: Any, dtype: torch.dtype | None = None) -> Tensor:
     each = -(-rows // ranks)
     if len(own) < each:
         own = torch.cat([own, own.new_zeros(each - len(own), *own.shape[1:])])
-    found: Tensor = own.new_empty(each * ranks, *own.shape[1:])
-    torch.distributed.all_gather_into_tensor(found, own.contiguous(), tensor.device_mesh.get_group())
-    return found[:rows]
+    full: Tensor = own.new_empty(each * ranks, *own.shape[1:])
+    torch.distributed.all_gather_into_tensor(full, own.contiguous(), tensor.device_mesh.get_group())
+    return full[:rows]
+
+
+@torch.no_grad()
+def whole_weights(model: nn.Module, names: Iterable[str], dtype: torch.dtype, keep: bool) -> list[tuple[str, Tensor]]:
+    """Returns full tensors of the equivalent model without adapters, in `dtype`; nothing without `keep`. A collective."""
+    held = {name: (tensor, adapter) for name, tensor, adapter in plain_tensors(model)}
+    weights: list[tuple[str, Tensor]] = []
+    for name in names:
+        part, layer = held[name]
+        if layer is not None:
+            base, a, b = (whole(tensor, dtype) for tensor in (layer.frozen, layer.lora_a, layer.lora_b))
+            tensor = (base.float() + layer.scale * (b.float() @ a.float())).to(base.dtype)
+        else:
+            tensor = whole(part, dtype if part.dtype == torch.float32 and dtype in HALF else None)
+        if keep:
+            weights.append((name, tensor))
+    return weights

@@ -1,24 +1,27 @@
 """The objective on one micro batch: the terms that the settings ask for, from the functions in `losses`.
 
-Each function returns a scalar; the sum over the micro batches of a minibatch is the minibatch's loss. No model runs here.
+`Objective` tells what a minibatch needs and adds up its terms. Each function returns a scalar; the sum over the micro batches
+of a minibatch is the minibatch's loss. No model runs here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...errors import ConfigError
+from ..algorithms.interface import Algorithm, Scope, TokenLoss, Tokens
+from ..algorithms.losses import clipped_surrogate, correction_weights, kl_divergence, token_weights, value_loss
 from ..batching import MicroBatch
 from ..experience import Experience
 from ..metrics import Totals
 from ..model.logprobs import Scores
 from ..settings import LossSettings
-from .interface import Algorithm, TokenLoss, Tokens
-from .losses import clipped_surrogate, correction_weights, kl_divergence, value_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +29,108 @@ class Minibatch:
     """The minibatch that a micro batch belongs to.
 
     `weights` has an entry per token of the experience, `num_tokens` counts the minibatch's tokens, `part` is 1 / micro batches.
-    `is_first` is true until the first optimizer step of the update.
+    `is_first` is true until the first optimizer step of the update. `slopes` are known if micro batches divide what the loss
+    needs: its derivative by each log-prob, and the loss.
     """
 
     weights: Tensor
     num_tokens: int
-    part: float
     is_first: bool
+    part: float = 1.0
+    slopes: tuple[Tensor, Tensor] | None = None
+
+
+class Objective:
+    """The loss of an algorithm with the terms of its settings."""
+
+    def __init__(self, algorithm: Algorithm, settings: LossSettings) -> None:
+        self._algorithm, self.settings = algorithm, settings
+
+    def rows_to_train(self, experience: Experience) -> list[bool]:
+        """Returns the rows whose loss may differ from 0. A loss over whole chains needs all rows of a chain."""
+        trained = experience.rows_with_trained()
+        if self._algorithm.trains_zero_advantages:
+            return trained
+        wanted = experience.rows_with_advantage()
+        if self._scope(experience) != "token":
+            for rows in experience.chain_rows:
+                if any(wanted[rows.start : rows.stop]):
+                    wanted[rows.start : rows.stop] = trained[rows.start : rows.stop]
+        return wanted
+
+    def needs_recompute(self, experience: Experience, num_steps: int) -> bool:
+        """Whether log-probs are needed before the first optimizer step. A single step computes them in its own pass."""
+        if experience.recomputed is not None or num_steps == 1:
+            return False
+        mode = self.settings.old_logprobs
+        corrects = self.settings.correction != "off" and experience.inexact is not None
+        return mode == "recompute" or (mode == "auto" and (corrects or bool(experience.current.any())))
+
+    def minibatch(self, experience: Experience, chains: Sequence[int], is_first: bool) -> Minibatch:
+        """Returns the minibatch of these chains, with the weight of each token in its loss."""
+        settings, of_chain = self.settings, np.zeros(experience.num_chains, dtype=np.float32)
+        lengths = experience.num_trained[chains].tolist()
+        of_chain[chains] = token_weights(lengths, settings.aggregation, divisor=settings.sequence_divisor)
+        weights = of_chain[experience.owners]
+        if experience.trained is not None:
+            weights = weights * experience.trained
+        return Minibatch(torch.from_numpy(weights).to(experience.sampled.device), sum(lengths), is_first)
+
+    def is_divided(self, experience: Experience, micro: Sequence[MicroBatch], num_ranks: int) -> bool:
+        """Whether micro batches divide what the algorithm's loss needs in one call. Those of several ranks may do so."""
+        # Recomputed log-probs give the weights of sequences without a call for the whole chain.
+        scope = self._scope(experience) if experience.recomputed is None else self._algorithm.loss_scope
+        if scope == "token" or (len(micro) == 1 and num_ranks == 1):
+            return False
+        if scope == "minibatch" or num_ranks > 1:
+            return True
+        parts = [set(experience.chain_of[batch.tokens].tolist()) for batch in micro]
+        return len(set().union(*parts)) < sum(map(len, parts))
+
+    def _scope(self, experience: Experience) -> Scope:
+        """Returns what one call of the loss must hold completely. The weight of a sequence needs the whole chain."""
+        if self._algorithm.loss_scope == "token" and self.settings.correction == "sequence" and experience.inexact is not None:
+            return "chain"
+        return self._algorithm.loss_scope
+
+    def slopes(
+        self, experience: Experience, tokens: Tensor, logprobs: Tensor, minibatch: Minibatch, totals: Totals
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the derivative of the algorithm's loss by each log-prob, and the loss, over the whole minibatch.
+
+        By the chain rule, slopes x log-probs has the gradient of the loss, and the micro batches can be run one by one.
+        """
+        leaf = logprobs.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            loss = surrogate(experience, self._algorithm, self.settings, tokens, leaf, minibatch, totals, part=1.0)
+        slopes = torch.zeros_like(experience.sampled, dtype=leaf.dtype)
+        slopes[tokens] = torch.autograd.grad(loss, leaf)[0]
+        return slopes, loss.detach()
+
+    def loss(self, experience: Experience, batch: MicroBatch, scores: Scores, minibatch: Minibatch, totals: Totals) -> Tensor:
+        """Returns the loss of one micro batch."""
+        tokens, values, slopes, settings = batch.tokens, scores.values, minibatch.slopes, self.settings
+        if not len(tokens):  # padding of this rank: it has its part of the minibatch and nothing else
+            totals.add("train/policy_loss", 0.0, 0.0 if slopes else minibatch.part)
+            totals.add("train/value_loss", 0.0, 0.0 if values is None else minibatch.part)
+            return no_loss(scores) + (slopes[1] * minibatch.part if slopes else 0.0)
+        if slopes is None:
+            loss = surrogate(
+                experience, self._algorithm, settings, tokens, scores.logprobs, minibatch, totals, part=minibatch.part
+            )
+        else:
+            linear = (slopes[0][tokens] * scores.logprobs).sum()
+            loss = linear - linear.detach() + slopes[1] * minibatch.part
+        loss = loss + regularizers(experience, settings, tokens, scores, minibatch, totals)
+        if values is not None:
+            loss = loss + settings.value_coef * critic_loss(experience, settings, batch, values, minibatch, totals)
+        return loss
+
+
+def no_loss(scores: Scores) -> Tensor:
+    """Returns 0 with a gradient of 0 for each output: a rank without a loss takes part in the backward pass, too."""
+    outputs = [tensor for tensor in (scores.logprobs, scores.entropies, scores.values) if tensor is not None]
+    return sum((tensor.sum() * 0.0 for tensor in outputs), torch.zeros((), device=scores.logprobs.device))
 
 
 def old_logprobs(experience: Experience, settings: LossSettings, own: Tensor, tokens: Tensor | slice) -> Tensor:
@@ -58,17 +156,17 @@ def importance_weights(experience: Experience, settings: LossSettings, own: Tens
     assert experience.inexact is not None
     if settings.correction == "sequence":
         weights, clipped, corrected = _sequence_weights(experience, settings, own, tokens)
-        found = weights[experience.chain_of[tokens]]
+        per_token = weights[experience.chain_of[tokens]]
     else:
         corrected = experience.inexact[tokens]
         gaps = torch.where(corrected, own - experience.sampled[tokens], torch.zeros_like(own))
         weights, clipped = correction_weights(gaps, settings.correction, settings.correction_cap)
-        found = weights
+        per_token = weights
     count = corrected.sum()
     totals.add("train/correction_mean", (weights * corrected).sum(), count)
     totals.add("train/correction_clipped", (clipped * corrected).sum(), count)
     totals.add("train/ess", (weights**2 * corrected).sum(), count)  # the mean square; `Totals.means` makes the ratio
-    return found
+    return per_token
 
 
 def _sequence_weights(
@@ -123,11 +221,11 @@ def surrogate(
         weights=weights,
         reference_logprobs=None if experience.reference is None else experience.reference[tokens],
     )
-    found = _token_loss(algorithm, batch, settings)
-    loss = (found.loss * batch.weights).sum()
+    result = _token_loss(algorithm, batch, settings)
+    loss = (result.loss * batch.weights).sum()
     totals.add("train/policy_loss", loss.detach(), part)
-    if found.clipped is not None:
-        totals.add("train/clip_fraction", found.clipped.detach().sum(), len(tokens))
+    if result.clipped is not None:
+        totals.add("train/clip_fraction", result.clipped.detach().sum(), len(tokens))
     totals.add("train/kl", kl_divergence(batch.old_logprobs, now, "k3").sum(), len(tokens))
     return loss
 
@@ -142,23 +240,23 @@ def _token_loss(algorithm: Algorithm, tokens: Tokens, settings: LossSettings) ->
         }
         return TokenLoss(*clipped_surrogate(tokens.logprobs, tokens.old_logprobs, tokens.advantages, **limits))
     try:
-        found = algorithm.loss(tokens, settings)
+        result = algorithm.loss(tokens, settings)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
         raise ConfigError(f"the loss of algorithm {algorithm.name!r} raised {type(error).__name__}: {error}") from error
-    found = TokenLoss(found) if isinstance(found, Tensor) else found
-    if not isinstance(found, TokenLoss) or found.loss.shape != tokens.logprobs.shape:
-        shape = tuple(found.loss.shape) if isinstance(found, TokenLoss) else type(found).__name__
+    result = TokenLoss(result) if isinstance(result, Tensor) else result
+    if not isinstance(result, TokenLoss) or result.loss.shape != tokens.logprobs.shape:
+        shape = tuple(result.loss.shape) if isinstance(result, TokenLoss) else type(result).__name__
         raise ConfigError(
             f"the loss of algorithm {algorithm.name!r} must return a number for each of the {len(tokens.logprobs)} tokens, "
             f"not {shape}: loss.aggregation weights and adds them"
         )
-    if not found.loss.requires_grad:
+    if not result.loss.requires_grad:
         raise ConfigError(
             f"the loss of algorithm {algorithm.name!r} does not depend on tokens.logprobs: nothing can be learned"
         )
-    return found
+    return result
 
 
 def regularizers(

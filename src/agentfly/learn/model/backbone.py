@@ -26,16 +26,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..engines.local.families.miniature import make_miniature
-from ..engines.local.families.support import PROVEN
-from ..errors import ConfigError
-from ..kernels import find_kernels, torch_layers
-from ..kernels.replace import replace_modules, restore
-from ..kernels.replica import evaluating
-from ..kernels.rope import fix_rope
-from .batching import MicroBatch, Shape
+from ...engines.local.families.miniature import make_miniature
+from ...engines.local.families.support import PROVEN
+from ...errors import ConfigError
+from ...kernels import find_kernels, torch_layers
+from ...kernels.replace import replace_modules, restore
+from ...kernels.replica import evaluating
+from ...kernels.rope import fix_rope
+from ..batching import MicroBatch, Shape
+from ..packed import PackedLayout, packed_replica, run_packed
 from .graphs import MAX_TOKENS, Graphs
-from .packed import PackedLayout, packed_replica, run_packed
 
 # Sharing saves (rows - 1) x prefix tokens and costs a second, short run: not worth it below this fraction of the batch.
 WORTH_SHARING = 0.1

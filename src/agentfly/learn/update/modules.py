@@ -1,0 +1,154 @@
+"""The modules of a learner: the policy, a critic or a value head (PPO), and the reference of the KL term."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import ConfigError, InvariantError
+from ...kernels import launching_on
+from ..algorithms import Algorithm
+from ..batching import MicroBatch, Shape
+from ..group import LearnerGroup
+from ..model.critic import Critic, ValueHead, hidden_width
+from ..model.evidence import pick, same
+from ..model.logprobs import Scorer
+from ..model.lora import copy_sharing_frozen
+from ..model.shards import ShardedScorer, free, load_tensors, shard_model
+from ..settings import LossSettings, OptimSettings
+
+SHAPES: tuple[Shape, ...] = ("padded", "packed", "shared")
+
+
+def check_critic_keys(algorithm: Algorithm, loss: LossSettings, optim: OptimSettings) -> None:
+    """Raises ConfigError for a setting of a critic that would be ignored."""
+    keys = optim.critic_keys
+    if keys and not algorithm.needs_critic:
+        raise ConfigError(f"{algorithm.name} has no critic: remove train.{keys[0]}")
+    separate = [key for key in keys if key != "critic_lr"]
+    if separate and loss.critic == "shared":
+        raise ConfigError(f'train.{separate[0]} is only used by loss.critic = "copy": a shared critic learns with the policy')
+
+
+class LearnerModules:
+    """The modules that an update runs, sharded over the ranks of the group.
+
+    `shape` is the shape of micro batches that the policy and the reference can run. `dtype` is what the policy computes in.
+    `width` is the width of its hidden states, if it is sharded.
+    """
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        algorithm: Algorithm,
+        loss: LossSettings,
+        optim: OptimSettings,
+        *,
+        temperature: float,
+        reference: nn.Module | None,
+        group: LearnerGroup,
+        reduce: torch.dtype,
+    ) -> None:
+        self.policy, self._algorithm, self.group = policy, algorithm.name, group
+        first = next(policy.parameters())
+        self.device, self.dtype, self.width = first.device, first.dtype, 0
+        self.scorer = Scorer(policy, temperature=temperature, chunk=optim.logprob_chunk)
+        self.critic: Critic | None = None
+        self.value_head: ValueHead | None = None
+        with launching_on(self.device):
+            self.shape = self.scorer.prepare(optim)
+            if algorithm.needs_critic and loss.critic == "shared":
+                self.value_head = ValueHead(hidden_width(policy), self.device)
+            elif algorithm.needs_critic:
+                self.critic = Critic(self.scorer.head, hidden_width(policy)).eval()
+        self._own_reference = reference is None
+        self.reference: Scorer | None = None
+        if loss.kl_coef > 0:
+            frozen = copy_sharing_frozen(policy) if reference is None else reference.to(self.device)
+            frozen.requires_grad_(False).eval()
+            self.reference = Scorer(frozen, temperature=temperature, chunk=optim.logprob_chunk)
+            with launching_on(self.device):
+                if self.reference.prepare(optim) != self.shape:
+                    self.shape = "padded"
+        if group.size > 1:
+            with launching_on(self.device):
+                self._shard(reduce)
+        self.mark_reference()
+
+    def _shard(self, reduce: torch.dtype) -> None:
+        self.width = hidden_width(self.policy)
+        self.shape = SHAPES[self.group.least(SHAPES.index(self.shape))]
+        packed = self.shape != "padded"
+        for scorer in filter(None, (self.scorer, self.reference)):
+            if scorer.head is not None:
+                owner: Any = scorer.model
+                scorer.head.backbone.keep_one_tree(owner, owner.base_model_prefix, packed=packed)
+        if self.critic is not None:
+            self.critic.keep_one_tree(packed=packed)
+        shard = partial(shard_model, size=self.group.size, reduce=reduce)
+        shard(self.policy, dtype=self.dtype)
+        self.scorer = ShardedScorer(self.scorer)
+        if self.value_head is not None:
+            shard(self.value_head, dtype=torch.float32)
+        if self.critic is not None:
+            shard(self.critic.head, dtype=torch.float32)
+            shard(self.critic, dtype=self.dtype)
+        if self.reference is not None:
+            shard(self.reference.model, dtype=self.dtype)
+            self.reference = ShardedScorer(self.reference)
+
+    @property
+    def path(self) -> str:
+        """How batches are run: over how many ranks, packed or padded, which attention and fused layers, and why not faster."""
+        fits = self.reference is None or self.shape != "padded" or not self.scorer.packs
+        path = self.scorer.path if fits else "padded rows: the reference model cannot be packed"
+        return path if self.group.size == 1 else f"{self.group.size} ranks; {path}"
+
+    def values(self, batch: MicroBatch) -> Tensor:
+        """Returns the values of the critic or of the shared value head, in a pass without gradients."""
+        module: Any = self.value_head if self.critic is None else self.critic
+        values: Tensor = module(self.scorer.hidden(batch) if self.critic is None else batch)
+        free(module)
+        return values
+
+    def mark_reference(self) -> None:
+        """Note some weights of the reference."""
+        self._reference_mark = [] if self.reference is None else pick(self.reference.model.parameters())
+
+    def checked_reference(self) -> Scorer:
+        """Returns the reference. Raises InvariantError if its weights have changed since `mark_reference`."""
+        assert self.reference is not None  # made if kl_coef > 0
+        changed = not same(self._reference_mark, pick(self.reference.model.parameters()))
+        if float(self.group.sum(torch.tensor(float(changed), device=self.device))):
+            raise InvariantError("the reference model has changed since the run began: the KL would follow the policy")
+        return self.reference
+
+    def _saved(self) -> dict[str, nn.Module | None]:
+        """Returns the modules that are part of the learner's state: not the policy, nor a reference that was passed in."""
+        modules: dict[str, nn.Module | None] = {"critic": self.critic, "value_head": self.value_head}
+        if self._own_reference:
+            modules["reference"] = None if self.reference is None else self.reference.model
+        return modules
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Returns the weights of the modules beside the policy."""
+        return {name: module.state_dict() for name, module in self._saved().items() if module is not None}
+
+    def load_state_dict(self, state: Mapping[str, Any], algorithm: str) -> None:
+        """Restore `state_dict` of a learner with `algorithm`. Raises ConfigError if it has other modules."""
+        modules = self._saved()
+        for name, module in modules.items():
+            if (name in state) != (module is not None):
+                has = "has" if name in state else "lacks"
+                raise ConfigError(
+                    f"the checkpoint ({algorithm}) {has} a {name.replace('_', ' ')}, unlike this run "
+                    f"({self._algorithm}): resume with the algorithm, loss.critic and loss.kl_coef it was saved with"
+                )
+        for name, module in modules.items():
+            if module is not None:
+                load_tensors(module, state[name])
+        self.mark_reference()
