@@ -23,7 +23,7 @@ from .placements import OPTIONS, PlacementOptions, read_placement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one instance takes from its host: CPUs, memory, and how long it takes to start.
+    """What one instance takes from its machine: CPUs, memory, and how long it takes to start.
 
     If the budget is full and an idle instance has to make room for another kind, one with a small `start_s` is closed first.
     """
@@ -38,7 +38,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What the host can give to all kinds together. None is no limit."""
+    """What this machine can give to all kinds together. None is no limit."""
 
     cpu: float | None = setting(None, above=0)
     memory_mb: float | None = setting(None, above=0)
