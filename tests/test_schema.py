@@ -90,6 +90,7 @@ def test_a_number_is_accepted_exactly_within_its_bounds(first: float, second: fl
         (Bounds(above=0, below=1), "a number above 0 and below 1"),
         (Bounds(high=3), "a number at most 3"),
         (Bounds(low=1, high=1), "1"),
+        (Bounds(low=0.001, high=1 << 20), "a number from 0.001 to 1048576"),
     ],
 )
 def test_bounds_are_told_in_words(bounds: Bounds, phrase: str) -> None:

@@ -67,8 +67,7 @@ def test_pool_settings_are_known() -> None:
 
 @pytest.mark.parametrize("kind", BEFORE["engine_options"])
 def test_engine_options_are_known(kind: str) -> None:
-    known = _options_of(kind)
-    assert {current(name) for name in BEFORE["engine_options"][kind]} <= set(known)
+    assert {current(name) for name in BEFORE["engine_options"][kind]} <= set(_options_of(kind))
 
 
 @pytest.mark.parametrize("kind", BEFORE["plugins"])

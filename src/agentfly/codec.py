@@ -178,12 +178,12 @@ def _read(code: int, data: bytes, any_keys: bool, level: int) -> Any:
     if len(values) > len(names):
         raise NotDecodable(f"a {name} with {len(values)} fields; it has {len(names)}")
     try:
-        found = cls(**dict(zip(names, values, strict=False)))
+        value = cls(**dict(zip(names, values, strict=False)))
         if check is not None:
-            check(found)
+            check(value)
     except Exception as error:  # noqa: BLE001 - a record of forged values may fail anywhere in its own checks
         raise NotDecodable(f"a {name} that cannot be read: {error}") from None
-    return found
+    return value
 
 
 def _check_result(result: ToolResult) -> None:

@@ -534,7 +534,7 @@ def _set(tree: dict[str, Any], dotted: str, value: object) -> None:
     tree[last] = value
 
 
-def _build(cls: Any, tree: Any, prefix: str) -> Any:
+def _build(cls: type, tree: object, prefix: str) -> Any:
     if not isinstance(tree, Mapping):
         raise ConfigError(f"[{prefix.rstrip('.')}] is a table, not {tree!r}")
     hints = type_hints(cls)

@@ -258,8 +258,8 @@ def _read_hub(source: str) -> list[Any]:
     split = split or "train"
     try:
         if Path(place).is_dir():
-            found = datasets.load_from_disk(place)
-            return _rows_of(found, split, None)
+            dataset = datasets.load_from_disk(place)
+            return _rows_of(dataset, split, None)
         name, config = "/".join(place.split("/")[:2]), "/".join(place.split("/")[2:])
         return list(datasets.load_dataset(name, config or None, split=split))
     except DataError:

@@ -101,8 +101,8 @@ def mark_as_environments(error: Exception, what: str) -> None:
 
 def environment_call(error: BaseException) -> str | None:
     """The call of an environment that raised the exception, or None."""
-    found = getattr(error, "environment_call", None)
-    return found if isinstance(found, str) else None
+    call = getattr(error, "environment_call", None)
+    return call if isinstance(call, str) else None
 
 
 def contained(error: BaseException) -> Exception:

@@ -120,7 +120,7 @@ def _with_faults(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     if inspect.iscoroutinefunction(method):
 
         @functools.wraps(method)
-        async def call_async(self: Any, *args: Any, **kwargs: Any) -> Any:
+        async def call_async(self: Any, *args: object, **kwargs: object) -> Any:
             faults: Faults = getattr(self, _ATTRIBUTE)
             kind = faults.draw()
             await asyncio.sleep(faults.apply(kind, name))
@@ -130,7 +130,7 @@ def _with_faults(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         return call_async
 
     @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Any, *args: object, **kwargs: object) -> Any:
         faults: Faults = getattr(self, _ATTRIBUTE)
         kind = faults.draw()
         until = time.monotonic() + faults.apply(kind, name)

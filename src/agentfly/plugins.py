@@ -36,7 +36,7 @@ USER_FILE = "agentfly_user_"
 _registered: dict[str, dict[str, Any]] = {}
 
 
-def register(kind: str, name: str, thing: Any) -> None:
+def register(kind: str, name: str, thing: object) -> None:
     """Register an object under a name. A later registration replaces an earlier one, so a notebook cell can be run twice."""
     _registered.setdefault(kind, {})[name] = thing
 
@@ -48,9 +48,9 @@ def is_registered(kind: str, name: str) -> bool:
 
 def names(kind: str) -> list[str]:
     """All names of a kind, sorted. Imports nothing."""
-    found = set(_registered.get(kind, ())) | set(BUILTIN.get(kind, ()))
-    found |= {point.name for point in entry_points(group=f"agentfly.{kind}")}
-    return sorted(found)
+    names = set(_registered.get(kind, ())) | set(BUILTIN.get(kind, ()))
+    names |= {point.name for point in entry_points(group=f"agentfly.{kind}")}
+    return sorted(names)
 
 
 def resolve(kind: str, name: str) -> Any:
@@ -84,7 +84,7 @@ def _load(target: str, name: str) -> Any:
     module_name, _, attribute = target.rpartition(":")
     module = _load_file(Path(module_name)) if module_name.endswith(".py") else _import(module_name, name)
     try:
-        thing: Any = module
+        thing: object = module
         for part in attribute.split("."):
             thing = getattr(thing, part)
         return thing

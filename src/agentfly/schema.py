@@ -35,12 +35,17 @@ class Bounds:
     def words(self, kind: str) -> str:
         """`an integer of at least 1`, `a number above 0 and at most 1`, `a number from 0 to 1`."""
         if self.low == self.high:
-            return f"{self.low:g}"
+            return _number_words(self.low)
         if self.low > -math.inf and self.high < math.inf:
-            return f"{kind} from {self.low:g} to {self.high:g}"
+            return f"{kind} from {_number_words(self.low)} to {_number_words(self.high)}"
         limits = {"of at least": self.low, "above": self.above, "at most": self.high, "below": self.below}
-        stated = [f"{name} {limit:g}" for name, limit in limits.items() if math.isfinite(limit)]
+        stated = [f"{name} {_number_words(limit)}" for name, limit in limits.items() if math.isfinite(limit)]
         return f"{kind} {' and '.join(stated)}".rstrip()
+
+
+def _number_words(number: float) -> str:
+    """1048576 and 0.001, not 1.04858e+06."""
+    return str(int(number)) if number == int(number) else f"{number:g}"
 
 
 @dataclass(frozen=True, slots=True)

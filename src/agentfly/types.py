@@ -179,7 +179,8 @@ class Completion:
 
     `token_ids` includes the end-of-turn token if one was sampled (`stop` is then "stop"). `logprobs` are natural logs
     under softmax(logits / temperature), before top-k, top-p and min-p truncate it (temperature 0: under softmax(logits)).
-    `versions` holds, per token, the version of the weights that drew it. Chat engines leave the token lists empty.
+    `versions` holds, per token, the version of the weights that drew it. Chat engines leave the token lists empty;
+    `prompt_tokens` and `reply_tokens` are then the numbers that the server reports, 0 if it reports none.
     """
 
     text: str
@@ -188,9 +189,11 @@ class Completion:
     versions: list[int] = field(default_factory=list)
     stop: Literal["stop", "length"] = "stop"
     tool_calls: tuple[ToolCall, ...] = ()
+    prompt_tokens: int = 0
+    reply_tokens: int = 0
 
     def __repr__(self) -> str:
-        return f"<Completion {_begin(self.text)}, {len(self.token_ids)} tokens, {self.stop}>"
+        return f"<Completion {_begin(self.text)}, {self.num_sampled} tokens, {self.stop}>"
 
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.logprobs) == len(self.versions):
@@ -198,6 +201,11 @@ class Completion:
                 f"a completion has {len(self.token_ids)} tokens, {len(self.logprobs)} log-probs and "
                 f"{len(self.versions)} versions"
             )
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens of the reply."""
+        return len(self.token_ids) or self.reply_tokens
 
 
 @quick_init
@@ -395,7 +403,7 @@ class Trajectory(Displayed):
     @property
     def num_sampled(self) -> int:
         """Tokens that the model sampled in all turns."""
-        return sum(len(turn.completion.token_ids) for turn in self.turns)
+        return sum(turn.completion.num_sampled for turn in self.turns)
 
 
 @dataclass(slots=True, eq=False)

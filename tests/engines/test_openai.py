@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,9 @@ from agentfly.engines import open_engine
 from agentfly.engines.openai import OpenAIEngine
 from agentfly.errors import ConfigError, EngineError
 from agentfly.protocols import Engine
-from agentfly.types import Completion, Message, Request, Sampling, ToolCall
+from agentfly.runs.bodies import packed
+from agentfly.types import Completion, Message, Request, Sampling, Task, ToolCall, Trajectory, Turn
+from agentfly.watch.metrics import rollout_metrics
 
 from .fake_server import chat_server, piece, said
 
@@ -125,6 +129,29 @@ def test_a_streamed_reply_is_heard_piece_by_piece():
     assert done.text == "hello"
     assert done.tool_calls == (ToolCall("add", {"a": 1}, "c"),)
     assert body["stream"] is True
+
+
+def test_the_tokens_that_the_server_counted_are_recorded():
+    usage = {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15}
+    with chat_server({**said("a b c"), "usage": usage}) as server:
+        whole = ask(server.url, Request([], Sampling(), messages=HI))
+    chunk = "data: " + json.dumps({"choices": [], "usage": usage})
+    _, streamed, _ = stream(piece({"content": "a b c"}, "stop"), chunk, "data: [DONE]")
+    assert (whole.prompt_tokens, whole.reply_tokens, whole.num_sampled) == (12, 3, 3)
+    assert (streamed.prompt_tokens, streamed.reply_tokens) == (12, 3)
+    chain = Trajectory("0-0", Task("0", HI), turns=[Turn([], True, whole), Turn([], False, whole)])
+    assert chain.num_sampled == 6
+    assert rollout_metrics([chain], 2.0).items() >= {
+        "rollout/tokens": 6.0, "rollout/tokens_per_s": 3.0, "rollout/prompt_tokens": 24.0, "rollout/reply_tokens": 3.0
+    }.items()  # fmt: skip
+    assert packed.decode(packed.encode(chain)).turns[0].completion == whole
+
+
+@pytest.mark.parametrize("usage", [None, 3, {}, {"prompt_tokens": "12", "completion_tokens": -1}, {"completion_tokens": True}])
+def test_a_server_that_counts_no_tokens_gives_a_reply_all_the_same(usage: Any):
+    with chat_server({**said("a"), "usage": usage}) as server:
+        done = ask(server.url, Request([], Sampling(), messages=HI))
+    assert (done.text, done.prompt_tokens, done.num_sampled) == ("a", 0, 0)
 
 
 def test_a_stream_that_ends_too_early_is_an_error():

@@ -22,6 +22,8 @@ from agentfly import ToolError, ToolResult
 from agentfly.envs.check import Report, check_env
 from agentfly.types import Task
 
+SHUFFLE = random.shuffle
+
 
 class Box:
     """Open the right one of ten boxes."""
@@ -355,6 +357,37 @@ class ReplacesStdout(Box):
         return Box.reset(self, task)
 
 
+class Exits(Box):
+    def open(self, number: int) -> Any:
+        sys.exit("wrong box")
+
+
+class ExitsInTheLoop(AsyncBox):
+    async def open(self, number: int) -> Any:  # type: ignore[override]
+        sys.exit("wrong box")
+
+
+class ReplacesAFunction(Box):
+    def reset(self, task: Task) -> str:
+        random.shuffle = lambda items: None  # type: ignore[assignment]
+        return Box.reset(self, task)
+
+
+async def note() -> None: ...
+
+
+class ForgetsToAwait(AsyncBox):
+    async def open(self, number: int) -> Any:  # type: ignore[override]
+        note()
+        return Box.open(self, number)
+
+
+class ForgetsToAwaitInAThread(Box):
+    def open(self, number: int) -> Any:
+        note()
+        return Box.open(self, number)
+
+
 FAULTS = [
     (RewardAboveOne, "scores are finite and at most full"),
     (RewardNaN, "scores are finite and at most full"),
@@ -391,6 +424,11 @@ FAULTS = [
     (LeavesTasks, "memory and handles do not grow"),
     (StopsCollection, "the process stays as it was"),
     (ReplacesStdout, "the process stays as it was"),
+    (Exits, "observations and scores can be read"),
+    (ExitsInTheLoop, "observations and scores can be read"),
+    (ReplacesAFunction, "the process stays as it was"),
+    (ForgetsToAwait, "the process stays as it was"),
+    (ForgetsToAwaitInAThread, "the process stays as it was"),
 ]
 
 
@@ -406,6 +444,7 @@ def test_each_planted_fault_is_found(make: type, name: str | None) -> None:
         assert name in [each.name for each in report.failed], str(report)
         assert report[name].detail
     assert (signal.getsignal(signal.SIGINT), os.getcwd(), dict(os.environ)) == (handler, here, variables)
+    assert random.shuffle is SHUFFLE
 
 
 class HangsOnClose(Box):

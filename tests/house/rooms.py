@@ -26,7 +26,7 @@ ROOMS = {
     "display": Room(0, 270),
     "old_names": Room(0, 15),
     "cache": Room(1, 13),
-    "types": Room(1, 360),
+    "types": Room(1, 365),
     "schema": Room(1, 150),
     "foreign_names": Room(1, 59),
     "protocols": Room(2, 90),
@@ -37,10 +37,10 @@ ROOMS = {
     "recipes": Room(2, 91),
     "data": Room(3, 250),
     "tools": Room(4, 1_360),
-    "render": Room(4, 4_130),
+    "render": Room(4, 4_118),
     "kernels": Room(4, 1_310),
     "sandbox": Room(5, 2_790),
-    "engines": Room(5, 4_710),
+    "engines": Room(5, 4_730),
     "resources": Room(6, 3_800),
     "rewards": Room(6, 2_200),
     "fleet": Room(7, 1_300),
@@ -48,9 +48,9 @@ ROOMS = {
     "testing": Room(7, 190),
     "rollout": Room(7, 1_190),
     "agents": Room(8, 610),
-    "envs": Room(8, 10_400),
+    "envs": Room(8, 10_430),
     "learn": Room(8, 5_490),
-    "runs": Room(8, 3_010),
+    "runs": Room(8, 3_000),
     "pocket": Room(9, 260),
     "watch": Room(9, 2_050),
     "config": Room(9, 503),
@@ -60,7 +60,7 @@ ROOMS = {
     "verl": Room(12, 1_280),
     "health": Room(12, 920),
     "api": Room(13, 180),
-    "view": Room(13, 1_750),
+    "view": Room(13, 1_745),
     "cli": Room(14, 2_040),
     "__main__": Room(15, 8),
     "__init__": Room(16, 67),
@@ -127,14 +127,14 @@ MAX_LINES_OF_A_FILE = 450
 MAX_LINES_OF_A_FUNCTION = 80
 MAX_DOCSTRING_OF_A_MODULE = 12
 MAX_IMPORT_CHAIN = 29
-MAX_ANY = 869
+MAX_ANY = 599
 
 # What stands above a limit today. A row goes when its file, function, name or folder keeps the limit: the test asks for it.
 LONG_FILES: dict[str, int] = {
     "cli/commands.py": 479,
     "config.py": 639,
     "engines/local/decode_batch.py": 532,
-    "engines/local/engine.py": 591,
+    "engines/local/engine.py": 592,
     "envs/check.py": 459,
     "learn/learner.py": 764,
     "learn/ranks/learner.py": 523,
@@ -146,7 +146,7 @@ LONG_FILES: dict[str, int] = {
     "verl/table.py": 566,
     "training/workers/engine.py": 458,
     "training/workers/weights.py": 480,
-    "types.py": 577,
+    "types.py": 585,
 }
 LONG_FUNCTIONS: dict[str, int] = {
     "engines/vllm_engine.py:__init__": 101,

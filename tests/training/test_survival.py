@@ -542,7 +542,7 @@ def test_a_folder_that_was_moved_is_not_made_again(model: Path, tmp_path: Path, 
 # ---- signals --------------------------------------------------------------------------------------------------------------
 
 SCRIPT = """
-import signal, sys, time
+import pathlib, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
 import agentfly
 from agentfly.learn.learner import PolicyLearner
@@ -555,6 +555,8 @@ def told(self, number, frame):
 StopSignals._handle = told
 def slow(self, groups, *rest):
     if self.version == 2:
+        while not pathlib.Path(sys.argv[2], "run/checkpoints/step-000002").is_dir():  # it is written beside the next rollout
+            time.sleep(0.01)
         print("updating", flush=True)
         time.sleep(300)
     return update(self, groups, *rest)

@@ -37,7 +37,10 @@ def test_a_page_begins_at_a_row(runs: Path, sort: str) -> None:
 
 
 def test_an_offset_that_cannot_be_is_one_sentence(runs: Path) -> None:
-    for query, told in (("offset=-1", "offset is a number from 0"), ("offset=2&q=Answer&in=body", "search in whole chains")):
+    for query, told in (
+        ("offset=-1", "offset must be an integer from 0 to"),
+        ("offset=2&q=Answer&in=body", "search in whole chains"),
+    ):
         response = ask(runs, f"/api/runs/one/chains?{query}")
         assert response.status_code == 400
         assert told in response.json()["error"]

@@ -213,7 +213,7 @@ class BaseAgent:
             owner = type(self).__name__ + ("" if method == "__init__" else f".{method}")
             raise unknown_argument(owner, name, known)
 
-    def _collect_tools(self, tools: Any) -> dict[str, Tool]:
+    def _collect_tools(self, tools: object) -> dict[str, Tool]:
         collected: dict[str, Tool] = {}
         for tool in map(as_tool, tool_list(tools)):
             if tool.name in collected:
@@ -225,7 +225,7 @@ class BaseAgent:
         return collected
 
 
-def tool_list(tools: Any) -> list[Any]:
+def tool_list(tools: object) -> list[Any]:
     """Returns the tools as a list. One tool alone counts as a list of one. Raises ConfigError for anything else."""
     if isinstance(tools, str):
         raise ConfigError(f"tools is a list, not the string {tools!r}: write tools=[{tools!r}]")

@@ -44,8 +44,8 @@ class ThinkAgent(BaseAgent):
         reader = ReplyReader(completion.text)
         answer: str | None = None
         while reader.seek(ANSWER):
-            found = read_tag(reader, ANSWER, ANSWER_END, completion)
-            answer = answer if found is None else found
+            tagged = read_tag(reader, ANSWER, ANSWER_END, completion)
+            answer = answer if tagged is None else tagged
         return Action(answer=answer)
 
 

@@ -61,9 +61,9 @@ class ToolAgent(BaseAgent):
         text = completion.text
         if completion.stop == "length" and self._is_cut_in_thinking(text):
             return Action()
-        known = self._known.get(text)
-        if known is not None:
-            return Action(calls=tuple([ToolCall(call.name, call.arguments.copy(), call.id) for call in known]))
+        cached = self._known.get(text)
+        if cached is not None:
+            return Action(calls=tuple([ToolCall(call.name, call.arguments.copy(), call.id) for call in cached]))
         reply = self._read(text)
         if not reply.calls:
             return Action(answer=reply.content or None)
@@ -105,7 +105,7 @@ def _is_flat(call: ToolCall) -> bool:
     return call.error is None and _SCALARS.issuperset(map(type, call.arguments.values()))
 
 
-def _source_of(renderer: Any) -> Any:
+def _source_of(renderer: object) -> Any:
     """The renderer if it can render probes, else the text of its chat template for prompts with tools, else None."""
     if hasattr(renderer, "dialect_for"):
         return renderer

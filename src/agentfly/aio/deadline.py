@@ -100,13 +100,13 @@ _by_loop: dict[asyncio.AbstractEventLoop, Deadlines] = {}
 
 def deadlines_of(loop: asyncio.AbstractEventLoop) -> Deadlines:
     """The heap of `loop`, made on first use."""
-    found = _by_loop.get(loop)
-    if found is None:
+    deadlines = _by_loop.get(loop)
+    if deadlines is None:
         # Weak keys would never be collected: entries of the heap refer to tasks, and tasks to their loop.
         for closed in [each for each in list(_by_loop) if each.is_closed()]:
             _by_loop.pop(closed, None)
-        found = _by_loop[loop] = Deadlines(loop)
-    return found
+        deadlines = _by_loop[loop] = Deadlines(loop)
+    return deadlines
 
 
 class TimeLimit:

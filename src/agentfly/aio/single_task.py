@@ -26,8 +26,8 @@ class _Call:
     `cancelled` is a cancellation of the task that arrived before the task came to this call.
     """
 
-    coroutine: Any
-    waiting: Any
+    coroutine: Coroutine[Any, Any, Any]
+    waiting: object
     done: asyncio.Future[tuple[Any, BaseException | None]]
     alarm: Alarm | None = None
     cancelled: BaseException | None = None
@@ -194,7 +194,7 @@ class SingleTask:
         call.alarm = Alarm(None)
         if call.done.done() or self.why is not None:
             call.give_up()  # before the task came to it
-        value: Any = None
+        value: object = None
         error: BaseException | None = None
         try:
             value = await within(cast(Awaitable[Any], call), None, call.alarm)

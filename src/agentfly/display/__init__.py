@@ -190,9 +190,9 @@ def _turn(
 ) -> str:
     size, count = len(turn.completion.token_ids), None if part is None else sum(map(bool, part))
     mask = "trained" if (count if count is not None else trajectory.trainable) else "sampled"
-    told = f"{count} of {size} tokens trained" if count is not None else f"{size} tokens"
+    share = f"{count} of {size} tokens trained" if count is not None else f"{size} tokens"
     tools = ", ".join(call.name for call in turn.calls)
-    words = [f"turn {number + 1}", told, tools, f"{turn.sampled_s + turn.tools_s:.1f} s" if turn.sampled_s else ""]
+    words = [f"turn {number + 1}", share, tools, f"{turn.sampled_s + turn.tools_s:.1f} s" if turn.sampled_s else ""]
     words.append(f"reward {turn.reward:.3g}" if turn.reward else "")
     until = replies[number + 1] if number + 1 < len(replies) else len(messages)
     after = "".join(_text(each.content, "context", each.name or each.role) for each in messages[index + 1 : until])

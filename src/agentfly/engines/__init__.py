@@ -81,10 +81,10 @@ def check_engine(
     check_trained_sampling(sampling)
 
 
-def _kind(model: str | Path, kind: Any) -> str:
-    known = ["local", *plugins.names("engines")]
-    if kind is not None and kind not in known:
-        raise ConfigError(f"no engine is called {kind!r}; {_hint(str(kind), known)}")
+def _kind(model: str | Path, kind: object) -> str:
+    kinds = ["local", *plugins.names("engines")]
+    if kind is not None and kind not in kinds:
+        raise ConfigError(f"no engine is called {kind!r}; {_hint(str(kind), kinds)}")
     if str(model).startswith("openai:"):
         if kind not in (None, "openai"):
             raise ConfigError(f"the model {str(model)!r} is behind a server, so its engine cannot be {kind!r}")
@@ -97,7 +97,7 @@ def _hint(name: str, known: list[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}."
 
 
-def _already_open(model: Any, options: Mapping[str, Any]) -> tuple[Engine, Renderer | None]:
+def _already_open(model: object, options: Mapping[str, Any]) -> tuple[Engine, Renderer | None]:
     if not isinstance(model, Engine):
         raise ConfigError(f"a model is a name, a directory or an engine, not {type(model).__name__}")
     if options:
@@ -125,8 +125,8 @@ def _chat_options(model: str, options: dict[str, Any]) -> tuple[str, dict[str, A
 def _split(model: str) -> tuple[str, str]:
     """The name and the address of openai:NAME@URL. A name may have an @, as in `@cf/meta/llama` and `claude@20250219`."""
     whole = model.removeprefix("openai:")
-    if found := re.search(r"@(?=\w+:/)", whole):
-        return whole[: found.start()], whole[found.end() :]
+    if match := re.search(r"@(?=\w+:/)", whole):
+        return whole[: match.start()], whole[match.end() :]
     name, _, tail = whole.rpartition("@")
     return (name, tail) if name and not tail.isdigit() else (whole, "")
 
@@ -166,14 +166,14 @@ def _renderer_of(engine: Any) -> Renderer | None:
     """The renderer of an open engine, or a new one for its tokenizer. None for a chat engine."""
     if engine.reads != "ids":
         return None
-    found: Renderer | None = getattr(engine, "renderer", None)
-    if found is None and getattr(engine, "tokenizer", None) is not None:
+    renderer: Renderer | None = getattr(engine, "renderer", None)
+    if renderer is None and getattr(engine, "tokenizer", None) is not None:
         from ..render import HFRenderer
 
-        found = HFRenderer(engine.tokenizer, stop_ids=sorted(engine.stop_ids))
-        engine.stop_ids = engine.stop_ids.union(found.stop_ids)
-        engine.renderer = found
-    return found
+        renderer = HFRenderer(engine.tokenizer, stop_ids=sorted(engine.stop_ids))
+        engine.stop_ids = engine.stop_ids.union(renderer.stop_ids)
+        engine.renderer = renderer
+    return renderer
 
 
 def _options_of(kind: str) -> dict[str, Any]:
@@ -191,13 +191,13 @@ def _options_of(kind: str) -> dict[str, Any]:
 def _check_options(kind: str, options: Mapping[str, Any]) -> None:
     if not options:
         return
-    known = _options_of(kind)
+    kinds_of_option = _options_of(kind)
     for key, value in options.items():
-        if key not in known:
-            raise ConfigError(f"the engine has no option {key!r}; {_hint(key, sorted(known))}")
+        if key not in kinds_of_option:
+            raise ConfigError(f"the engine has no option {key!r}; {_hint(key, sorted(kinds_of_option))}")
         if not (
             kind == "local" and key in _LOADING and type(value).__module__ == "torch"
         ):  # torch.dtype and torch.device are fine in Python
-            check_value(key, value, known[key])
+            check_value(key, value, kinds_of_option[key])
     if kind == "local":
         check_cache_size(options)

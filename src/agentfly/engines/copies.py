@@ -32,7 +32,7 @@ Bucket = list[tuple[str, torch.Tensor]]
 BUCKET_BYTES = 1 << 30
 
 
-def weight_buckets(model: Any, max_bytes: int = BUCKET_BYTES) -> Iterator[Bucket]:
+def weight_buckets(model: torch.nn.Module, max_bytes: int = BUCKET_BYTES) -> Iterator[Bucket]:
     """Yields the state dict of the equivalent model without adapters, in buckets of at most `max_bytes` or one tensor."""
     bucket: Bucket = []
     size = 0
@@ -47,7 +47,7 @@ def weight_buckets(model: Any, max_bytes: int = BUCKET_BYTES) -> Iterator[Bucket
 
 
 @torch.no_grad()
-def score_ids(model: Any, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
+def score_ids(model: torch.nn.Module, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
     """Log-probs of every id from the second on under a model."""
     inputs = torch.tensor([list(ids)], device=next(model.parameters()).device)
     with evaluating(model):
@@ -80,9 +80,9 @@ class LearnerCopy:
             config, generation = self.model.config, self.model.generation_config
         else:
             self.tokenizer, config, generation = read_settings(name)
-        found = end_ids(config, generation, self.tokenizer) if stop_ids is None else set(stop_ids)
-        self.renderer: Renderer = HFRenderer(self.tokenizer, chat_template, stop_ids=sorted(found), template_args=template_args)
-        self.stop_ids = frozenset(found).union(self.renderer.stop_ids)
+        ends = end_ids(config, generation, self.tokenizer) if stop_ids is None else set(stop_ids)
+        self.renderer: Renderer = HFRenderer(self.tokenizer, chat_template, stop_ids=sorted(ends), template_args=template_args)
+        self.stop_ids = frozenset(ends).union(self.renderer.stop_ids)
         self.context = max_context or context_of(config)
         self.num_ids = int(config.get_text_config().vocab_size)
         self.scorer: Callable[[Sequence[int], float], list[float]] | None = (

@@ -92,11 +92,11 @@ class VllmDialect:
         """Raise a ConfigError unless the server has the model and its context is long enough."""
         listed = self._server.call("GET", f"{self._server.base_url}/models", timeout_s=timeout_s)
         with _parsing("list of models"):
-            found = {row["id"]: row.get("max_model_len") for row in listed["data"]}
-        if self._model not in found:
-            names = ", ".join(map(repr, found)) or "none"
+            lengths = {row["id"]: row.get("max_model_len") for row in listed["data"]}
+        if self._model not in lengths:
+            names = ", ".join(map(repr, lengths)) or "none"
             raise ConfigError(f"the server has no model {self._model!r} but {names}: set agent.engine.served_model")
-        _refuse_longer(max_context, found[self._model], "--max-model-len")
+        _refuse_longer(max_context, lengths[self._model], "--max-model-len")
 
 
 class SglangDialect:
@@ -161,8 +161,8 @@ class SglangDialect:
         info = self._look(f"{self._server.root}/get_server_info", timeout_s)
         listed = self._look(f"{self._server.base_url}/models", timeout_s)
         with _parsing("description of the server"):
-            told = [info.get("context_length"), *(row.get("max_model_len") for row in listed.get("data", ()))]
-        for length in told:
+            lengths = [info.get("context_length"), *(row.get("max_model_len") for row in listed.get("data", ()))]
+        for length in lengths:
             _refuse_longer(max_context, length, "--context-length")
 
     def _look(self, url: str, timeout_s: float) -> Any:

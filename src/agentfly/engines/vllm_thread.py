@@ -121,7 +121,7 @@ class VllmThread:
         if self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
-    def _post(self, kind: Literal["add", "call", "last"], what: Any) -> None:
+    def _post(self, kind: Literal["add", "call", "last"], what: object) -> None:
         with self._wake:
             if self._failure is not None:
                 raise EngineError(self._failure)
@@ -203,7 +203,7 @@ class VllmThread:
         self._requests[request.id] = request
 
     @staticmethod
-    def _do(engine: Any, work: Callable[[Any], Any], done: Future[Any]) -> None:
+    def _do(engine: object, work: Callable[[Any], Any], done: Future[Any]) -> None:
         if not done.set_running_or_notify_cancel():  # its caller no longer waits
             return
         try:

@@ -154,7 +154,7 @@ async def _act(lease: Lease, world: World, actions: Any, rng: random.Random, unt
         await asyncio.sleep(0)  # let the other instances act
 
 
-async def _wait(value: Any) -> Any:
+async def _wait(value: object) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 

@@ -16,7 +16,7 @@ import random
 import statistics
 import time
 import tracemalloc
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -38,7 +38,7 @@ SEEDS = 6
 
 
 def check_env(
-    make: Any,
+    make: object,
     tasks: Sequence[Task | Mapping[str, Any]] | None = None,
     *,
     solver: Callable[[Any, Task], Any] | None = None,
@@ -379,7 +379,7 @@ class _Examination:
                     await self.blanks(subject, task, observation)
         return None if self.play.actions is not None else "without empty actions; give `actions`"
 
-    async def blanks(self, subject: Subject, task: Task, observation: Any) -> None:
+    async def blanks(self, subject: Subject, task: Task, observation: object) -> None:
         """Calls of a random player with their texts left empty."""
         rng, tried = random.Random(self.seed), set[str]()
         for _ in range(20):
@@ -446,7 +446,7 @@ def _same(wanted: str | list[str], seen: str | list[str], who: str) -> None:
     raise Failed(f"{who} differ in length: {len(wanted)} and {len(seen)} steps")
 
 
-async def _cancel_after(coroutine: Any, turns: int, timeout_s: float) -> None:
+async def _cancel_after(coroutine: Coroutine[Any, Any, Any], turns: int, timeout_s: float) -> None:
     """Start a call, let the event loop run `turns` times, then cancel it. The call may clean up within the deadline."""
     task = asyncio.ensure_future(coroutine)
     for _ in range(turns):

@@ -125,7 +125,7 @@ async def tasks_differ(exam: Examination) -> str | None:
 
 async def bounded(exam: Examination) -> None:
     """Reads the scores of all kinds of players."""
-    found = False
+    has_score = False
     for task in exam.tasks:
         values: list[tuple[str, float]] = []
         async with exam.subject() as subject:
@@ -138,16 +138,16 @@ async def bounded(exam: Examination) -> None:
                 values.append(("the rewards of random actions", subject.rewards))
             if exam.solver is not None:
                 await subject.reset(task)
-                found = True
+                has_score = True
                 values.append(("the solver", await exam.scored(subject, task, exam.solver)))
                 values.append(("the rewards of the solver", subject.rewards))
-            found = found or await exam.read_score(subject, task) is not None
+            has_score = has_score or await exam.read_score(subject, task) is not None
         for who, value in values:
             if not math.isfinite(value):
                 raise Failed(f"task {task.id}: the score of {who} is {value}")
             if "rewards" not in who and value > exam.full + 1e-9:
                 raise Failed(f"task {task.id}: the score of {who} is {value:g}, more than full ({exam.full:g})")
-    if not found:
+    if not has_score:
         raise Skipped("give `score`")
 
 
@@ -215,7 +215,7 @@ async def leaves_no_mark(exam: Examination) -> None:
     states: list[dict[str, str]] = []
     output = ""
     try:
-        with check_effects.printed() as said:
+        with check_effects.printed() as said, check_effects.forgotten() as coroutines:
             for seed in (1, 2):
                 check_effects.restore(exam.before)
                 rng.seed(seed)
@@ -223,9 +223,9 @@ async def leaves_no_mark(exam: Examination) -> None:
                     for task in exam.tasks:
                         await episode(subject, task, exam.play, exam.seed)
                 states.append(rng.states())
-                found = check_effects.changed(exam.before, check_effects.settings())
-                if found:
-                    raise Failed(f"an episode changes {', '.join(found)} of the whole process")
+                changes = check_effects.changed(exam.before, check_effects.settings())
+                if changes:
+                    raise Failed(f"an episode changes {', '.join(changes)} of the whole process")
             output = said()
     finally:
         rng.restore()
@@ -233,6 +233,8 @@ async def leaves_no_mark(exam: Examination) -> None:
     for task, was, now in zip(exam.tasks, exam.rows, fields_of(exam.tasks), strict=True):
         if was != now:
             raise Failed(f"it changes the fields of task {task.id}, which the chains of a group and the reward share")
+    if coroutines:
+        raise Failed(f"it calls {coroutines[0]} without `await`, so that it never runs")
     if output:
         raise Failed(f"it prints to stdout: {output[:80]!r}")
     if seeded := [name for name, state in states[0].items() if state == states[1].get(name)]:
@@ -260,7 +262,7 @@ Episode = tuple[Task, list[tuple[EnvCall, Any]]]
 """A task, and its calls with what each has returned, or with an exception."""
 
 
-def travels(value: Any, what: str) -> str:
+def travels(value: object, what: str) -> str:
     """The value as text, as it arrives at the other end. An exception is one word: its text may name another place."""
     if isinstance(value, BaseException):
         return "raised"

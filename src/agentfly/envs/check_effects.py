@@ -6,21 +6,27 @@ long a call holds up the thread in which it runs; on Linux the time in which the
 
 from __future__ import annotations
 
+import asyncio
+import builtins
 import gc
 import io
+import json
 import locale
 import logging
 import os
 import random
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
+import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 
 def _umask() -> str:
@@ -28,6 +34,19 @@ def _umask() -> str:
         return next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("Umask"))
     except (OSError, StopIteration):
         return ""
+
+
+_SHARED = (asyncio, builtins, json, os, random, socket, subprocess, threading, time)
+
+
+def _functions() -> dict[str, object]:
+    """The public functions and classes of modules that all code of the process shares."""
+    return {
+        f"{module.__name__}.{name}": value
+        for module in _SHARED
+        for name, value in vars(module).items()
+        if callable(value) and not name.startswith("_")
+    }
 
 
 SETTINGS: dict[str, Callable[[], Any]] = {
@@ -42,6 +61,7 @@ SETTINGS: dict[str, Callable[[], Any]] = {
     "the level of the root logger": lambda: logging.getLogger().level,
     "sys.excepthook": lambda: sys.excepthook,
     "garbage collection": gc.isenabled,
+    "functions of the standard library": _functions,
 }
 
 
@@ -51,25 +71,57 @@ def settings() -> dict[str, Any]:
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """The settings that differ, in words."""
-    found = []
+    names = []
     for name, was in before.items():
         now = after[name]
         if was != now and isinstance(was, dict):
             keys = sorted(key for key in {*was, *now} if was.get(key) != now.get(key))
-            found.append(f"{name} ({', '.join(keys[:3])})")
+            names.append(f"{name} ({', '.join(keys[:3])})")
         elif was != now:
-            found.append(f"{name} ({now})" if isinstance(now, str) else name)
-    return found
+            names.append(f"{name} ({now})" if isinstance(now, str) else name)
+    return names
 
 
 def restore(before: dict[str, Any]) -> None:
-    """Set the working directory and the environment variables as they were."""
+    """Set the working directory, the environment variables and the functions of the standard library as they were."""
     os.chdir(before["the working directory"])
     wanted = before["environment variables"]
     for name in [name for name in os.environ if name not in wanted]:
         del os.environ[name]
     os.environ.update(wanted)
     (gc.enable if before["garbage collection"] else gc.disable)()
+    functions = before["functions of the standard library"]
+    for module in _SHARED:
+        for name in vars(module).copy():
+            value = functions.get(f"{module.__name__}.{name}")
+            if value is not None and getattr(module, name) is not value:
+                setattr(module, name, value)
+
+
+@contextmanager
+def forgotten() -> Iterator[list[str]]:
+    """Collect the coroutines that are made and never awaited, as Python's warning names them. Other warnings are shown."""
+    names: list[str] = []
+    show = warnings.showwarning
+
+    def listen(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if category is RuntimeWarning and "was never awaited" in str(message):
+            names.append(str(message).split("'")[1])
+        else:
+            show(message, category, filename, lineno, file, line)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", ".* was never awaited", RuntimeWarning)
+        warnings.showwarning = listen
+        yield names
+        gc.collect()
 
 
 class GlobalRandom:
@@ -87,8 +139,8 @@ class GlobalRandom:
             self._numpy.seed(value)
 
     def states(self) -> dict[str, str]:
-        found = {"random": repr(random.getstate())}
-        return found if self._numpy is None else {**found, "numpy.random": repr(self._numpy.get_state()[1:3])}
+        states = {"random": repr(random.getstate())}
+        return states if self._numpy is None else {**states, "numpy.random": repr(self._numpy.get_state()[1:3])}
 
     def restore(self) -> None:
         random.setstate(self._kept)
@@ -102,9 +154,9 @@ def printed() -> Iterator[Callable[[], str]]:
     real, text = sys.stdout, io.StringIO()
     with tempfile.TemporaryFile() as file:
         try:
-            kept = os.dup(1)
+            stdout = os.dup(1)
         except OSError:
-            kept = -1  # the process has no stdout
+            stdout = -1  # the process has no stdout
 
         def said() -> str:
             if sys.stdout is not text:
@@ -113,7 +165,7 @@ def printed() -> Iterator[Callable[[], str]]:
             return text.getvalue() + file.read().decode(errors="replace")
 
         try:
-            if kept >= 0:
+            if stdout >= 0:
                 if real is not None:
                     real.flush()
                 os.dup2(file.fileno(), 1)
@@ -121,11 +173,11 @@ def printed() -> Iterator[Callable[[], str]]:
             yield said
         finally:
             sys.stdout = real
-            if kept >= 0:
+            if stdout >= 0:
                 if real is not None:
                     real.flush()
-                os.dup2(kept, 1)
-                os.close(kept)
+                os.dup2(stdout, 1)
+                os.close(stdout)
 
 
 _PATH_OF = {"os.mkdir": 0, "os.rename": 1, "os.link": 1, "os.symlink": 1, "sqlite3.connect": 0}
@@ -175,7 +227,7 @@ class Stopwatch:
     def __init__(self) -> None:
         self.longest: dict[str, float] = {}
 
-    def timed(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+    def timed(self, name: str, function: Callable[..., Any], *args: object) -> Any:
         waited, started = _waited(), time.perf_counter()
         try:
             return function(*args)
@@ -199,10 +251,10 @@ class TimedCoroutine:
     def __next__(self) -> Any:
         return self.send(None)
 
-    def send(self, value: Any) -> Any:
+    def send(self, value: object) -> Any:
         return self._watch.timed(self._name, self._coroutine.send, value)
 
-    def throw(self, *error: Any) -> Any:
+    def throw(self, *error: object) -> Any:
         return self._watch.timed(self._name, self._coroutine.throw, *error)
 
     def close(self) -> None:

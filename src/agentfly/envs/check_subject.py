@@ -12,13 +12,13 @@ import json
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ..aio.deadline import Expired, within
-from ..errors import ConfigError, DeadlineError
+from ..errors import ConfigError, DeadlineError, ForeignExit
 from ..resources.backends.thread import LoopInstance, ThreadInstance
 from ..resources.instance import Instance
 from ..resources.spec import Spec
@@ -88,7 +88,7 @@ class Subject:
         """Whether the thread of the instance is still running."""
         return any(thread.name.endswith(f"-{self.instance.number}") for thread in set(threading.enumerate()) - self.before)
 
-    async def choose(self, play: Play, rng: random.Random, observation: Any) -> EnvCall:
+    async def choose(self, play: Play, rng: random.Random, observation: object) -> EnvCall:
         """The next call of a random player."""
         actions = play.actions
         assert actions is not None
@@ -103,11 +103,13 @@ class Subject:
         return "step", {"action": chosen}
 
     async def attempt(self, call: EnvCall) -> Any:
-        """The result of a call, or the text of its exception. A missed deadline is raised."""
+        """The result of a call, or the text of its exception. A missed deadline and an exit of the program are raised."""
         try:
             return await self.act(call)
         except (DeadlineError, ConfigError):
             raise
+        except ForeignExit as error:
+            raise Failed(f"{call[0]} ends with {error}: raise ToolError for what the model did wrong") from error
         except Exception as error:  # noqa: BLE001 - what an environment raises is what a chain would see
             return f"{type(error).__name__}: {error}"
 
@@ -155,7 +157,7 @@ class Subject:
         self.done |= _plain(getattr(self.env, "done", False)) is True
         return value
 
-    def note(self, value: Any, call: EnvCall) -> None:
+    def note(self, value: object, call: EnvCall) -> None:
         """Note the reward in a result, and whether the episode is over."""
         reward, done = told(value)
         self.calls.append(Told(call, value, done))
@@ -205,7 +207,7 @@ class Subject:
         if not self.hung and time.monotonic() - started >= self.timeout_s:
             self.hung = "close"
 
-    async def _within(self, coroutine: Any, what: str, times: float = 1) -> Any:
+    async def _within(self, coroutine: Coroutine[Any, Any, Any], what: str, times: float = 1) -> Any:
         try:
             return await within(coroutine, self.timeout_s * times)
         except Expired:
@@ -225,7 +227,7 @@ class _Recorder:
         if not callable(value):
             return value
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> Any:
             names = list(inspect.signature(value).parameters)
             made = (name, {**dict(zip(names, args, strict=False)), **kwargs})
             self._subject.last = made
@@ -247,7 +249,7 @@ async def _await(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
 
 
-def told(value: Any) -> tuple[float, bool]:
+def told(value: object) -> tuple[float, bool]:
     """The reward in a result, and whether it ends the episode. Reads a ToolResult, a tuple as Gymnasium's `step` returns it
     (observation, reward, done or terminated, truncated), a dict, or an object with these attributes.
     """
@@ -256,8 +258,8 @@ def told(value: Any) -> tuple[float, bool]:
         if not isinstance(reward, int | float):
             return 0.0, False
         return float(reward), any(end is True for end in ends)
-    found = value if isinstance(value, dict) else {name: getattr(value, name, None) for name in _TOLD}
-    reward, *ends = (_plain(found.get(name)) for name in _TOLD)
+    fields = value if isinstance(value, dict) else {name: getattr(value, name, None) for name in _TOLD}
+    reward, *ends = (_plain(fields.get(name)) for name in _TOLD)
     paid = float(reward) if isinstance(reward, int | float) and not isinstance(reward, bool) else 0.0
     return paid, any(end is True for end in ends)
 
@@ -267,7 +269,7 @@ def _plain(value: Any) -> Any:
     return value.item() if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () else value
 
 
-def refused(value: Any) -> bool:
+def refused(value: object) -> bool:
     """Whether a result says that the call was refused."""
     error = value.get("error") if isinstance(value, dict) else getattr(value, "error", None)
     return error is not None and error is not False
@@ -276,7 +278,7 @@ def refused(value: Any) -> bool:
 _TOLD = ("reward", "done", "terminated", "truncated")
 
 
-def tells_done(value: Any) -> bool:
+def tells_done(value: object) -> bool:
     """Whether results of this form say if the episode is over."""
     if isinstance(value, dict):
         return any(name in value for name in _TOLD[1:])
@@ -285,7 +287,7 @@ def tells_done(value: Any) -> bool:
     )
 
 
-def text(value: Any) -> str:
+def text(value: object) -> str:
     """A value as comparable text, without addresses of objects."""
     if isinstance(value, ToolResult):
         value = [value.observation, value.reward, value.done, value.error]
@@ -295,7 +297,7 @@ def text(value: Any) -> str:
         return f"a {type(value).__name__}"
 
 
-def _simple(value: Any) -> Any:
+def _simple(value: object) -> Any:
     fields = getattr(value, "__dict__", None)
     return [type(value).__name__, fields] if fields else type(value).__name__
 

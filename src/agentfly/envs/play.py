@@ -125,9 +125,9 @@ class TextGame:
             )
         if callable(getattr(self.world.cls, "admissible", None)):
             assert self.lease is not None
-            found = self.lease[self.world.name].admissible()
-            found = await found if inspect.isawaitable(found) else found
-            lines += ["possible now:", *(f"  {action}" for action in found)]
+            actions = self.lease[self.world.name].admissible()
+            actions = await actions if inspect.isawaitable(actions) else actions
+            lines += ["possible now:", *(f"  {action}" for action in actions)]
         return "\n".join([*lines, WORDS])
 
     async def act(self, line: str) -> str:

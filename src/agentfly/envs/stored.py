@@ -74,7 +74,7 @@ def stored(
         raise ConfigError(f"{path} cannot be stored ({error}): set AGENTFLY_CACHE to a folder that can be written") from error
 
 
-def key_of(*parts: Any) -> str:
+def key_of(*parts: object) -> str:
     """A short hash of what an item is built from: settings, `stamp_of` of files, format versions."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:20]
 

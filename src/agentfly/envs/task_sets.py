@@ -34,8 +34,8 @@ def check_split(split: str, known: Iterable[str] = SPLITS) -> str:
 
 def check_count(split: str, count: int | None, *, most: int | None = None, default: Mapping[str, int] = DEFAULT_COUNTS) -> int:
     """The number of tasks to make: `count`, or the default of the split. Raises ConfigError for an invalid split or count."""
-    known = default[check_split(split)]
-    wanted = known if count is None else count
+    default_count = default[check_split(split)]
+    wanted = default_count if count is None else count
     if type(wanted) is not int or wanted < 1 or (most is not None and wanted > most):
         allowed = "at least 1" if most is None else f"from 1 to {most}"
         raise CountError(f"tasks: count must be {allowed}, not {count}.", most)

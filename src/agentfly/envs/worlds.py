@@ -49,10 +49,10 @@ class World:
         method = inspect.getattr_static(self.cls, "conformance", None)
         if method is not None and not isinstance(method, staticmethod | classmethod):
             raise ConfigError(f"{where} is called without an instance: make it a @staticmethod")
-        told: Any = getattr(self.cls, "conformance", dict)()
-        if not isinstance(told, dict):
-            raise ConfigError(f"{where} returns the arguments of check_env as a dict, not {type(told).__name__}")
-        return dict(told)
+        arguments: object = getattr(self.cls, "conformance", dict)()
+        if not isinstance(arguments, dict):
+            raise ConfigError(f"{where} returns the arguments of check_env as a dict, not {type(arguments).__name__}")
+        return dict(arguments)
 
 
 def find_world(name: str) -> World:
@@ -90,13 +90,13 @@ def check_usable(world: World) -> None:
 
 def tools_of_world(world: World) -> dict[str, Tool]:
     """Its tools by name. A world without tools is played through its public methods that have a docstring."""
-    found = {name: as_tool(name) for name in world.tools}
-    if found:
-        return found
+    tools = {name: as_tool(name) for name in world.tools}
+    if tools:
+        return tools
     for name, method in vars(world.cls).items():
         if not name.startswith("_") and name not in NOT_PLAYED and callable(method) and getattr(method, "__doc__", None):
-            found[name] = _method_tool(world.cls, name, method)
-    return found
+            tools[name] = _method_tool(world.cls, name, method)
+    return tools
 
 
 def rewards_of_world(world: World) -> dict[str, Reward]:
@@ -122,14 +122,14 @@ def as_tasks(rows: Iterable[Task | Mapping[str, Any]]) -> list[Task]:
     return [row if isinstance(row, Task) else Task(str(number), (), dict(row)) for number, row in enumerate(rows)]
 
 
-def _belonging(kind: str, cls: Any) -> list[str]:
+def _belonging(kind: str, cls: type) -> list[str]:
     """In the order of the built-in table, which lists the main tool and task set first; plugins follow."""
     order = list(plugins.BUILTIN.get(kind, ()))
     names = sorted(plugins.names(kind), key=lambda name: order.index(name) if name in order else len(order))
     return [name for name in names if _belongs(kind, name, cls)]
 
 
-def _belongs(kind: str, name: str, cls: Any) -> bool:
+def _belongs(kind: str, name: str, cls: type) -> bool:
     if _same_folder(_module_of(kind, name), str(getattr(cls, "__module__", ""))):
         return True
     if kind == "tasks":
@@ -168,7 +168,7 @@ def _method_tool(cls: Any, name: str, method: Callable[..., Any]) -> Tool:
         for parameter in list(signature.parameters.values())[1:]
     ]
 
-    async def call(env: Any, **arguments: Any) -> Any:
+    async def call(env: object, **arguments: object) -> Any:
         value = getattr(env, name)(**arguments)
         return await value if inspect.isawaitable(value) else value
 

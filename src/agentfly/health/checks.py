@@ -40,25 +40,27 @@ def _made(run: Run, check: Check) -> str:
 
 def _versions(run: Run, check: Check) -> str:
     chains = run.trained()
-    known = run.series("train/version")
+    versions = run.series("train/version")
     for earlier, later in zip(run.steps, run.steps[1:], strict=False):
-        if earlier in known and later in known and not 0 <= known[later] - known[earlier] <= later - earlier:
+        if earlier in versions and later in versions and not 0 <= versions[later] - versions[earlier] <= later - earlier:
             check.add(
-                f"the weights are at version {known[earlier]:g} in step {earlier} and at {known[later]:g} in step {later}"
+                f"the weights are at version {versions[earlier]:g} in step {earlier} and at {versions[later]:g} in step {later}"
             )
     for chain in chains:
         # The version grows by at most 1 per step, so it is at most the number of finished steps.
-        published = int(known.get(chain.step, chain.step - 1))
+        published = int(versions.get(chain.step, chain.step - 1))
         if chain.versions and max(chain.versions) > published:
-            told = f"had reached {published}" if chain.step in known else f"cannot be beyond {published}"
-            check.add(f"chain {chain.id} of step {chain.step} has tokens of version {max(chain.versions)}; the weights {told}")
+            reached = f"had reached {published}" if chain.step in versions else f"cannot be beyond {published}"
+            check.add(
+                f"chain {chain.id} of step {chain.step} has tokens of version {max(chain.versions)}; the weights {reached}"
+            )
     return f"versions up to {max((max(chain.versions) for chain in chains if chain.versions), default=0)}"
 
 
 def _lag(run: Run, check: Check) -> str:
     chains, rollout = run.trained(), run.settings().rollout
-    known = run.series("train/version")
-    if not known:
+    versions = run.series("train/version")
+    if not versions:
         raise Skip("the run did not record train/version")
     max_lag, masks = getattr(rollout, "max_lag", 0), getattr(rollout, "at_limit", "wait") == "mask"
     masked = run.series("train/masked_tokens")
@@ -66,17 +68,17 @@ def _lag(run: Run, check: Check) -> str:
     for step in run.steps:
         old = 0
         for chain in run.chains[step]:
-            if step not in known or not chain.trainable:
+            if step not in versions or not chain.trainable:
                 continue
-            lag = int(known[step]) - min(chain.versions)
+            lag = int(versions[step]) - min(chain.versions)
             largest = max(largest, lag)
             if lag > max_lag:
-                old += sum(count for version, count in chain.versions.items() if version < known[step] - max_lag)
+                old += sum(count for version, count in chain.versions.items() if version < versions[step] - max_lag)
                 if not masks:
                     check.add(f"chain {chain.id} was trained in step {step} with tokens {lag} versions old (limit {max_lag})")
         if masks and old and not masked.get(step):
             check.add(f"step {step} has {old} tokens older than {max_lag} versions, and none were masked")
-    checked = sum(chain.step in known for chain in chains)
+    checked = sum(chain.step in versions for chain in chains)
     return f"at most {largest} versions in {checked:,} chains; rollout.max_lag is {max_lag}"
 
 
@@ -160,9 +162,9 @@ def _places(run: Run) -> tuple[dict[int, str], int]:
 
 
 def _in_flight(run: Run, per_step: int) -> int:
-    known = run.series("ledger/in_flight")
-    if run.steps[-1] in known:
-        return int(known[run.steps[-1]])
+    in_flight = run.series("ledger/in_flight")
+    if run.steps[-1] in in_flight:
+        return int(in_flight[run.steps[-1]])
     return per_step * int(getattr(run.settings().rollout, "steps_ahead", 0))
 
 
@@ -184,15 +186,15 @@ def _load_tasks(run: Run) -> list[Task]:
 def _books(run: Run, check: Check) -> str:
     run.trained()
     names = ("trained", "filtered", "failed", "in_flight")
-    kept = {step: values for step, values in run.metrics.items() if "ledger/drawn" in values and step in run.steps}
-    if not kept:
+    books = {step: values for step, values in run.metrics.items() if "ledger/drawn" in values and step in run.steps}
+    if not books:
         raise Skip("the run did not record ledger/drawn")
-    for step, values in kept.items():
+    for step, values in books.items():
         parts = {name: values.get(f"ledger/{name}", 0.0) for name in names}
         if sum(parts.values()) != values["ledger/drawn"]:
-            told = ", ".join(f"{count:g} {name}" for name, count in parts.items())
-            check.add(f"step {step}: {values['ledger/drawn']:g} tasks were drawn, but {told} are {sum(parts.values()):g}")
-    last = kept[max(kept)]
+            sums = ", ".join(f"{count:g} {name}" for name, count in parts.items())
+            check.add(f"step {step}: {values['ledger/drawn']:g} tasks were drawn, but {sums} are {sum(parts.values()):g}")
+    last = books[max(books)]
     return ", ".join(f"{last.get(f'ledger/{name}', 0):g} {name.replace('_', ' ')}" for name in ("drawn", *names))
 
 
@@ -218,16 +220,16 @@ def _metrics(run: Run, check: Check) -> str:
 
 def _copies(run: Run) -> Iterator[tuple[int, str, float]]:
     """The values that the tracker wrote of each step, the last one of a name."""
-    found: dict[tuple[int, str], float] = {}
+    copies: dict[tuple[int, str], float] = {}
     path = run.directory.path / "metrics.jsonl"
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
             values = json.loads(line)
-            found |= {(values["step"], name): value for name, value in values.items() if isinstance(value, float)}
+            copies |= {(values["step"], name): value for name, value in values.items() if isinstance(value, float)}
         except (ValueError, LookupError, TypeError, AttributeError):
             continue  # the last line of a run that was killed
-    found = {(step, name): value for (step, name), value in found.items() if name != "time"}
-    yield from ((step, name, value) for (step, name), value in found.items())
+    copies = {(step, name): value for (step, name), value in copies.items() if name != "time"}
+    yield from ((step, name, value) for (step, name), value in copies.items())
 
 
 def _may_be_nan(run: Run, step: int, name: str, value: float) -> bool:
@@ -315,8 +317,8 @@ def _optimizer_steps(path: Path, check: Check) -> None:
     learner = load_state(path / STATE, mapped=True)["learner"]
     for name in ("optimizer", "critic_optimizer"):
         state = learner[name] or {}
-        if "steps" in state and (found := counted_steps(state["adam"]["state"])) != state["steps"]:
-            check.add(f"{path.name}: Adam has counted {found} steps in {name!r} instead of {state['steps']}: resume another")
+        if "steps" in state and (counted := counted_steps(state["adam"]["state"])) != state["steps"]:
+            check.add(f"{path.name}: Adam has counted {counted} steps in {name!r} instead of {state['steps']}: resume another")
 
 
 def _handover(run: Run, check: Check) -> str:

@@ -185,15 +185,15 @@ class _TextComparison:
 
     def __init__(self, checkpoints: list[Path], check: Check) -> None:
         self._check, self._compared, self._wrong = check, 0, 0
-        self._tokenizer: Any = None
-        found = [path for path in checkpoints if (path / "tokenizer_config.json").is_file()]
-        if not found:
+        self._tokenizer: object = None
+        folders = [path for path in checkpoints if (path / "tokenizer_config.json").is_file()]
+        if not folders:
             check.skipped = "no checkpoint has a tokenizer"
             return
         from ..engines.local.load import read_settings
 
         try:
-            self._tokenizer = read_settings(found[-1])[0]
+            self._tokenizer = read_settings(folders[-1])[0]
         except AgentFlyError as error:
             check.skipped = f"the tokenizer cannot be loaded: {error}"
 

@@ -122,29 +122,29 @@ def _read(store: RunStore, step: int) -> Stored | None:
 def _rules_at(rules: Sequence[dict[str, Any]], step: int) -> Any:
     from ..learn.algorithms.replay import Rules
 
-    found = max((each for each in rules if each["from"] <= step), key=lambda each: each["from"], default=None)
-    if found is None:
+    record = max((each for each in rules if each["from"] <= step), key=lambda each: each["from"], default=None)
+    if record is None:
         return None  # a version that did not record them
     try:
-        algorithm = find_algorithm(found["algorithm"])
+        algorithm = find_algorithm(record["algorithm"])
     except AgentFlyError as error:
         raise Skip(f"the algorithm cannot be loaded: {error}") from error
-    optim = {field.name: found["optim"][field.name] for field in fields(OptimSettings)}
-    kept = {name: found[name] for name in ("seed", "window", "exact", "full", "recomputes")}
-    return Rules(algorithm=algorithm, loss=LossSettings(**found["loss"]), optim=OptimSettings(**optim), **kept)
+    optim = {field.name: record["optim"][field.name] for field in fields(OptimSettings)}
+    switches = {name: record[name] for name in ("seed", "window", "exact", "full", "recomputes")}
+    return Rules(algorithm=algorithm, loss=LossSettings(**record["loss"]), optim=OptimSettings(**optim), **switches)
 
 
 def _replay(run: Run, step: int, stored: Stored, rules: Any, checks: dict[str, Check], seen: Replayed) -> None:
     from ..learn.algorithms.replay import NotRecorded, StoredChain, replay
 
-    told = run.metrics[step]
-    kept = [each for each in stored.chains if each[1].trainable]
-    series = [_series(row) for _, _, row in kept]
-    given = [StoredChain(chain, group, values) for (group, chain, _), values in zip(kept, series, strict=True)]
+    metrics = run.metrics[step]
+    trainable = [each for each in stored.chains if each[1].trainable]
+    series = [_series(row) for _, _, row in trainable]
+    given = [StoredChain(chain, group, values) for (group, chain, _), values in zip(trainable, series, strict=True)]
     counts = {"groups": stored.num_groups, "chains": len(stored.chains)}
-    version = round(told.get("train/version", step - 1))
+    version = round(metrics.get("train/version", step - 1))
     try:
-        found = replay(rules, given, step=step, version=version, **counts)
+        result = replay(rules, given, step=step, version=version, **counts)
     except NotRecorded as error:
         checks["credit"].add(f"step {step}: the learner did not record {error}")
         return
@@ -152,15 +152,15 @@ def _replay(run: Run, step: int, stored: Stored, rules: Any, checks: dict[str, C
         checks["credit"].add(f"step {step} cannot be computed again: {type(error).__name__}: {error}")
         return
     seen.steps += 1
-    if found.missing is not None:
-        checks["loss"].add(f"step {step}: the learner did not record {found.missing}")
-    for place, (_, chain, row) in enumerate(kept):
-        if row is None or row.num_trained is None or not found.advantages:
+    if result.missing is not None:
+        checks["loss"].add(f"step {step}: the learner did not record {result.missing}")
+    for place, (_, chain, row) in enumerate(trainable):
+        if row is None or row.num_trained is None or not result.advantages:
             continue
         seen.advantages += 1
-        _compare_advantages(checks["credit"], step, chain, row, series[place], found.advantages[place])
-        seen.tokens += _compare_used(checks["updates"], step, chain, row, series[place], found.used[place])
-    _compare_metrics(checks, step, told, found.metrics, rules, seen)
+        _compare_advantages(checks["credit"], step, chain, row, series[place], result.advantages[place])
+        seen.tokens += _compare_used(checks["updates"], step, chain, row, series[place], result.used[place])
+    _compare_metrics(checks, step, metrics, result.metrics, rules, seen)
     _follow_version(checks["updates"], run, step, version, seen)
     _look_at_reference(checks["reference"], step, version, series, rules.full, seen)
 
@@ -214,22 +214,24 @@ def _compare_metrics(
 
 
 def _follow_version(check: Check, run: Run, step: int, version: int, seen: Replayed) -> None:
-    told = run.metrics[step]
-    steps = told.get("train/optimizer_steps", 0.0)
+    metrics = run.metrics[step]
+    steps = metrics.get("train/optimizer_steps", 0.0)
     later = run.metrics.get(step + 1, {}).get("train/version")
-    if later is not None and "train/version" in told and later != version + (steps > 0):
+    if later is not None and "train/version" in metrics and later != version + (steps > 0):
         check.add(f"step {step} took {steps:g} optimizer steps at version {version}, and step {step + 1} has version {later:g}")
-    if "train/adam_steps" in told:
+    if "train/adam_steps" in metrics:
         # Steps of a version that did not record it have taken some.
-        seen.adam_steps = told["train/adam_steps"] if seen.adam_steps is None and step > 1 else (seen.adam_steps or 0.0) + steps
-        if told["train/adam_steps"] != seen.adam_steps:
+        seen.adam_steps = (
+            metrics["train/adam_steps"] if seen.adam_steps is None and step > 1 else (seen.adam_steps or 0.0) + steps
+        )
+        if metrics["train/adam_steps"] != seen.adam_steps:
             check.add(
-                f"step {step}: {seen.adam_steps:g} optimizer steps were taken, but Adam counts {told['train/adam_steps']:g}"
+                f"step {step}: {seen.adam_steps:g} optimizer steps were taken, but Adam counts {metrics['train/adam_steps']:g}"
             )
-            seen.adam_steps = told["train/adam_steps"]
+            seen.adam_steps = metrics["train/adam_steps"]
     # A smaller rate moves float32 weights by less than their rounding.
-    pushed = steps and told.get("train/lr", 0.0) > 1e-8 and told.get("train/grad_norm", 0.0) > 1e-4
-    if pushed and told.get("train/weight_change") == 0.0:
+    pushed = steps and metrics.get("train/lr", 0.0) > 1e-8 and metrics.get("train/grad_norm", 0.0) > 1e-4
+    if pushed and metrics.get("train/weight_change") == 0.0:
         check.add(f"step {step} took {steps:g} optimizer steps, but no weight has changed")
 
 
@@ -257,14 +259,14 @@ def _siblings(stored: Stored | None, pairs: dict[str, Counter[str]]) -> None:
     if stored is None:
         return
     for name, most in (("first replies", 1), ("chains", None)):
-        found = []
+        siblings = []
         for group, chain, _ in stored.chains:
             replies = [turn.completion for turn in chain.turns[:most]]
             total = math.fsum(value for reply in replies for value in reply.logprobs)
             if total < MAX_CHANCE:
-                found.append((group, [token for reply in replies for token in reply.token_ids], total))
-        count, expected = identical(found)
-        pairs[name].update({"equal": count, "chains": len(found)})
+                siblings.append((group, [token for reply in replies for token in reply.token_ids], total))
+        count, expected = identical(siblings)
+        pairs[name].update({"equal": count, "chains": len(siblings)})
         pairs[name]["expected"] += expected  # type: ignore[assignment]
 
 
@@ -272,8 +274,8 @@ def _tell_siblings(pairs: dict[str, Counter[str]], rules: Sequence[dict[str, Any
     if any(each["truncates"] for each in rules):
         check.skipped = "the sampler is greedy or truncated, so siblings may be equal"
         return
-    for name, found in pairs.items():
-        equal, expected = found["equal"], max(1e-12, float(found["expected"]))
+    for name, figures in pairs.items():
+        equal, expected = figures["equal"], max(1e-12, float(figures["expected"]))
         if equal > expected and equal * math.log(equal / expected) - (equal - expected) > UNLIKELY:
             check.add(
                 f"{equal} pairs of sibling {name} are equal token by token, where chance gives {expected:.2g}: they share seeds"
@@ -325,11 +327,11 @@ class _Rescorer:
                 return
             self._tried += 1
             steady = _close(first.components, again.components)
-            known = not steady or _close(first.components, chain.components)
-            self._same, self._foreign = self._same and steady, self._foreign + (not known)
+            equal = not steady or _close(first.components, chain.components)
+            self._same, self._foreign = self._same and steady, self._foreign + (not equal)
             if not _close({"reward": first.reward}, {"reward": chain.reward or 0.0}):
                 self._wrong.append(f"chain {chain.id} has the reward {chain.reward:g}, but is worth {first.reward:g}")
-            elif not known:
+            elif not equal:
                 self._wrong.append(
                     f"chain {chain.id} has the parts {chain.components}, but its reward gives {first.components}"
                 )

@@ -85,11 +85,11 @@ def _draw(
     p = tl.exp(z - level)
     # The parallel prefix sum need not be monotonic, so p > 0 decides which tokens can be drawn at all.
     drawn = (before + tl.cumsum(p, 0) > point) & (p > 0.0)
-    found = tl.min(tl.where(tl.where(cold, z == best, drawn) & (at < SIZE), at, SIZE), 0)
+    place = tl.min(tl.where(tl.where(cold, z == best, drawn) & (at < SIZE), at, SIZE), 0)
     last = tl.max(tl.where((p > 0.0) & (at < SIZE), at, 0), 0)
-    found = tl.where(found < SIZE, found, last)
-    chosen = tl.sum(tl.where(at == found, z, 0.0), 0)
-    tl.store(id_ptr + row, found.to(tl.int64))
+    place = tl.where(place < SIZE, place, last)
+    chosen = tl.sum(tl.where(at == place, z, 0.0), 0)
+    tl.store(id_ptr + row, place.to(tl.int64))
     tl.store(logprob_ptr + row, chosen - best - tl.log(total))
 
 
@@ -144,20 +144,20 @@ def _begin(
     if tl.program_id(0) == 0:
         tl.store(step_ptr, tl.load(step_ptr) + 1)
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    known = row < rows
+    valid = row < rows
     base = ints_ptr + row * INTS
-    position = tl.load(base + POSITION, mask=known, other=0)
-    alive = tl.load(base + LEFT, mask=known, other=0) > 0
-    drawn = tl.load(base + DRAWN, mask=known, other=0)
+    position = tl.load(base + POSITION, mask=valid, other=0)
+    alive = tl.load(base + LEFT, mask=valid, other=0) > 0
+    drawn = tl.load(base + DRAWN, mask=valid, other=0)
     at = position // PAGE
-    page = tl.load(table_ptr + row * WIDTH + at, mask=known & alive & (at < WIDTH), other=0).to(tl.int64)
-    tl.store(token_ptr + row, tl.load(base + TOKEN, mask=known, other=0), mask=known)
-    tl.store(position_ptr + row, position, mask=known)
+    page = tl.load(table_ptr + row * WIDTH + at, mask=valid & alive & (at < WIDTH), other=0).to(tl.int64)
+    tl.store(token_ptr + row, tl.load(base + TOKEN, mask=valid, other=0), mask=valid)
+    tl.store(position_ptr + row, position, mask=valid)
     # Rows that have ended write to page 0, which nothing reads.
-    tl.store(place_ptr + row, page * PAGE + position % PAGE, mask=known)
-    tl.store(length_ptr + row, tl.where(alive, position + 1, 0).to(tl.int32), mask=known)
-    number = tl.load(uniforms_ptr + row * UNIFORMS + tl.minimum(drawn, UNIFORMS - 1), mask=known, other=0.0)
-    tl.store(number_ptr + row, number, mask=known)
+    tl.store(place_ptr + row, page * PAGE + position % PAGE, mask=valid)
+    tl.store(length_ptr + row, tl.where(alive, position + 1, 0).to(tl.int32), mask=valid)
+    number = tl.load(uniforms_ptr + row * UNIFORMS + tl.minimum(drawn, UNIFORMS - 1), mask=valid, other=0.0)
+    tl.store(number_ptr + row, number, mask=valid)
 
 
 @triton.jit
@@ -167,24 +167,24 @@ def _end(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    known = row < rows
+    valid = row < rows
     base = ints_ptr + row * INTS
-    token = tl.load(id_ptr + row, mask=known, other=0)
-    logprob = tl.load(logprob_ptr + row, mask=known, other=0.0)
-    left = tl.load(base + LEFT, mask=known, other=0)
+    token = tl.load(id_ptr + row, mask=valid, other=0)
+    logprob = tl.load(logprob_ptr + row, mask=valid, other=0.0)
+    left = tl.load(base + LEFT, mask=valid, other=0)
     alive = left > 0
     stopped = row < 0
     for at in range(STOPS, INTS):
-        stopped = stopped | (tl.load(base + at, mask=known, other=-1) == token)
+        stopped = stopped | (tl.load(base + at, mask=valid, other=-1) == token)
     left = tl.where(stopped, 0, left - alive.to(tl.int64))
     step = tl.load(step_ptr)
-    tl.store(result_ptr + step * result_row + row, token.to(tl.int32), mask=known)
-    tl.store(result_ptr + (MAX_STEPS + step) * result_row + row, logprob.to(tl.int32, bitcast=True), mask=known)
-    tl.store(result_ptr + 2 * MAX_STEPS * result_row + row, left.to(tl.int32), mask=known)
-    tl.store(base + TOKEN, token, mask=known & alive)
-    tl.store(base + POSITION, tl.load(base + POSITION, mask=known, other=0) + 1, mask=known & alive)
-    tl.store(base + DRAWN, tl.load(base + DRAWN, mask=known, other=0) + 1, mask=known & alive)
-    tl.store(base + LEFT, left, mask=known)
+    tl.store(result_ptr + step * result_row + row, token.to(tl.int32), mask=valid)
+    tl.store(result_ptr + (MAX_STEPS + step) * result_row + row, logprob.to(tl.int32, bitcast=True), mask=valid)
+    tl.store(result_ptr + 2 * MAX_STEPS * result_row + row, left.to(tl.int32), mask=valid)
+    tl.store(base + TOKEN, token, mask=valid & alive)
+    tl.store(base + POSITION, tl.load(base + POSITION, mask=valid, other=0) + 1, mask=valid & alive)
+    tl.store(base + DRAWN, tl.load(base + DRAWN, mask=valid, other=0) + 1, mask=valid & alive)
+    tl.store(base + LEFT, left, mask=valid)
 
 
 def apply_changes(changes: Tensor, counts: Sequence[int], rows: DecodeRows, step: Tensor, *, left: int, drawn: int) -> None:

@@ -54,9 +54,9 @@ def _backward(x_ptr, target_ptr, total_ptr, grad_ptr, stride, scale, SIZE: tl.co
 def score(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-probs of the targets, entropies, and the log-sum-exp that `backward` needs, at this temperature."""
     rows, size = logits.shape
-    found: Any = [torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3)]
-    _score[(rows,)](logits, targets, *found, logits.stride(0), 1.0 / temperature, SIZE=size, BLOCK=BLOCK, num_warps=8)
-    return found[0], found[1], found[2]
+    outputs: Any = [torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3)]
+    _score[(rows,)](logits, targets, *outputs, logits.stride(0), 1.0 / temperature, SIZE=size, BLOCK=BLOCK, num_warps=8)
+    return outputs[0], outputs[1], outputs[2]
 
 
 def backward(logits: Tensor, targets: Tensor, totals: Tensor, grads: Tensor, temperature: float) -> Tensor:

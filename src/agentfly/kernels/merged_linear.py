@@ -75,13 +75,13 @@ class MergedLinear:
                 return self._single(number, x)
             out = nn.functional.linear(x, *self.joined)
             self.kept = (x, version, torch.split(out, self.sizes, dim=-1))
-        kept = self.kept
+        cached = self.kept
         # Another tensor, or the same one modified in place since part 0 read it: the kept product is not its product.
-        if kept is None or kept[0] is not x or kept[1] != version:
+        if cached is None or cached[0] is not x or cached[1] != version:
             return self._single(number, x)
         if number == len(self.sizes) - 1:
             self.kept = None
-        return kept[2][number]
+        return cached[2][number]
 
     def _single(self, number: int, x: Tensor) -> Tensor:
         return nn.functional.linear(x, *(group[number] for group in self.groups))
@@ -116,7 +116,7 @@ def _mergeable(layers: Sequence[Any]) -> bool:
     return len(kinds) == 1 and len({id(layer.weight) for layer in layers}) == len(layers)
 
 
-def _spans(model: Any) -> list[tuple[int, int, int]]:
+def _spans(model: torch.nn.Module) -> list[tuple[int, int, int]]:
     """The memory of each tensor of the model: (begin, end, id)."""
     tensors = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
     return [(t.data_ptr(), t.data_ptr() + t.numel() * t.element_size(), id(t)) for t in tensors.values() if not t.is_meta]

@@ -70,12 +70,12 @@ def set_forward(module: Any, forward: Callable[..., Any]) -> None:
     module.forward = types.MethodType(forward, module)
 
 
-def restore(replica: Any) -> list[Any]:
+def restore(replica: torch.nn.Module) -> list[Any]:
     """Give every module its original forward back. Returns the modules that had another one."""
-    found = [module for module in replica.modules() if hasattr(vars(module).get("forward"), _MARK)]
-    for module in found:
+    restored = [module for module in replica.modules() if hasattr(vars(module).get("forward"), _MARK)]
+    for module in restored:
         del module.forward
-    return found
+    return restored
 
 
 # ---- the three kinds of modules ------------------------------------------------------------------------------------------
@@ -114,10 +114,10 @@ def _replace_gate(module: Any, kernels: Any, gradients: bool) -> None:
         "silu": nn.functional.silu,
         "gelu": partial(nn.functional.gelu, approximate="tanh"),
     }
-    known = [kind for kind in kernels.GATES if _error(partial(acts[kind], grid), partial(module.act_fn, grid)) <= 1.0]
-    if len(known) != 1:
+    fitting = [kind for kind in kernels.GATES if _error(partial(acts[kind], grid), partial(module.act_fn, grid)) <= 1.0]
+    if len(fitting) != 1:
         raise KernelMismatch("an activation of another kind")
-    kind, original = known[0], type(module).forward
+    kind, original = fitting[0], type(module).forward
 
     def forward(self: Any, x: Tensor) -> Any:
         if not _usable(x, gradients):
@@ -133,12 +133,14 @@ def _replace_gate(module: Any, kernels: Any, gradients: bool) -> None:
     set_forward(module, forward)
 
 
-def _calls_rotary(module: Any) -> bool:
+def _calls_rotary(module: torch.nn.Module) -> bool:
     original = inspect.unwrap(type(module).forward)
     return inspect.isfunction(original) and ROTARY in original.__code__.co_names and callable(original.__globals__.get(ROTARY))
 
 
-def _replace_rotary(module: Any, kernels: Any, gradients: bool, defers: bool, made: dict[Any, Any], like: Tensor) -> None:
+def _replace_rotary(
+    module: torch.nn.Module, kernels: object, gradients: bool, defers: bool, made: dict[Any, Any], like: Tensor
+) -> None:
     """Rebuild the module's forward from the same code with another value of one global name."""
     kind = type(module).forward
     if kind not in made:
@@ -230,9 +232,9 @@ def _compare(ours: Callable[[], Tensor], theirs: Callable[[], Tensor]) -> float:
     got, want = got.detach().float(), want.detach().float()
     tolerance = 4.0 * eps * torch.maximum(want.abs(), want.abs().max() / 10.0)
     ratio = (got - want).abs() / tolerance.clamp(min=1e-30)
-    found = float(ratio.max())
+    worst = float(ratio.max())
     # Within the tolerance the mean ranks the candidates: kinds of norms that differ in rounding only are told apart by it.
-    return found if not found <= 1.0 else float(ratio.mean())
+    return worst if not worst <= 1.0 else float(ratio.mean())
 
 
 def _check_gradients(ours: Callable[[], Tensor], theirs: Callable[[], Tensor], by: Sequence[Tensor]) -> None:

@@ -31,7 +31,7 @@ def share_tensors(module: Any, registry: Any, name: str, attention: Callable[...
     return replica.eval()
 
 
-def check_attention(module: torch.nn.Module, metadata: Any, options: Mapping[str, Any], refusal: str) -> None:
+def check_attention(module: torch.nn.Module, metadata: object, options: Mapping[str, Any], refusal: str) -> None:
     """Raise a ConfigError if a layer passes no metadata, or options that its attention would compute wrongly."""
     unknown = [words for name, words in _UNKNOWN.items() if options.get(name) is not None]
     if metadata is None or unknown:

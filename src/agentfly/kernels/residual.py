@@ -73,7 +73,7 @@ class _Scale(nn.Module):
         super().__init__()
         self.factor, self.pair = factor, pair
 
-    def forward(self, hidden_states: Tensor, **_: Any) -> Any:
+    def forward(self, hidden_states: Tensor, **_: object) -> Any:
         out = hidden_states * self.factor + self.factor
         return (out, None) if self.pair else out
 

@@ -44,7 +44,7 @@ def _fix(module: Any, layer: str | None, kind: str, max_context: int | None) -> 
     _check_length(module, layer, device)
 
 
-def _check_choice(module: Any, layer: str | None, kind: str, max_context: int) -> None:
+def _check_choice(module: torch.nn.Module, layer: str | None, kind: str, max_context: int) -> None:
     now = getattr(module, "inv_freq" if layer is None else f"{layer}_inv_freq")
     wanted, _ = _frequencies(module, layer, kind, max_context, now.device)
     if not torch.allclose(wanted.float(), now.float(), rtol=1e-3):
@@ -54,13 +54,15 @@ def _check_choice(module: Any, layer: str | None, kind: str, max_context: int) -
         )
 
 
-def _frequencies(module: Any, layer: str | None, kind: str, length: int, device: torch.device) -> tuple[torch.Tensor, float]:
+def _frequencies(
+    module: torch.nn.Module, layer: str | None, kind: str, length: int, device: torch.device
+) -> tuple[torch.Tensor, float]:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    found: tuple[torch.Tensor, float] = ROPE_INIT_FUNCTIONS[kind](
+    frequencies: tuple[torch.Tensor, float] = ROPE_INIT_FUNCTIONS[kind](
         module.config, device, seq_len=length, **({} if layer is None else {"layer_type": layer})
     )
-    return found
+    return frequencies
 
 
 def _check_length(module: Any, layer: str | None, device: torch.device) -> None:

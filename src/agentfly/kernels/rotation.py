@@ -11,7 +11,6 @@ function loses it; the replica then computes something else than the model, and 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
@@ -27,7 +26,7 @@ def defer_rotation(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, rotary: Rotar
     return q, k
 
 
-def take_rotation(q: Any, k: Any) -> tuple[Tensor, Tensor] | None:
+def take_rotation(q: object, k: object) -> tuple[Tensor, Tensor] | None:
     """The cos and sin by which both are still to be rotated; None if they are rotated."""
     mark, other = getattr(q, _MARK, None), getattr(k, _MARK, None)
     assert (mark is None) == (other is None), "one of query and key was replaced between rotary embedding and attention"

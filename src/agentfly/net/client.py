@@ -129,14 +129,14 @@ class HttpClient:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.base_url!r})"
 
-    async def send(self, method: str, url: str, **request: Any) -> Answer:
+    async def send(self, method: str, url: str, **request: object) -> Answer:
         """One attempt. `request` takes httpx's `json`, `params`, `headers`. Raises Transient or Rejected if it is not a 200."""
         with self._transient_errors():
             async with self.client().stream(method, url, **request, extensions={"trace": self._trace}) as response:
                 answer = await self._read(response)
         return self.check(answer)
 
-    async def lines(self, method: str, url: str, **request: Any) -> AsyncGenerator[str, None]:
+    async def lines(self, method: str, url: str, **request: object) -> AsyncGenerator[str, None]:
         """The lines of a streamed answer. Raises like `send`; use `contextlib.aclosing`, which closes the connection."""
         with self._transient_errors():
             async with self.client().stream(method, url, **request, extensions={"trace": self._trace}) as response:
@@ -251,8 +251,8 @@ class HttpClient:
 def reason_in(answer: object, limit: int | None = MAX_REASON) -> str:
     """The message of a JSON error answer, as one line."""
     error = answer.get("error", answer) if isinstance(answer, dict) else answer
-    found = error.get("message", error) if isinstance(error, dict) else error
-    return " ".join(str(found).split())[:limit]
+    reason = error.get("message", error) if isinstance(error, dict) else error
+    return " ".join(str(reason).split())[:limit]
 
 
 def retry_after(header: str | None) -> float | None:

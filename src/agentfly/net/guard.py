@@ -65,21 +65,21 @@ class Guard:
 
     def refuse(self, headers: Sequence[tuple[str, str]], method: str = "GET", query: str = "") -> tuple[int, str] | None:
         """The status and sentence to refuse a request with, or None if it may pass."""
-        found: dict[str, list[str]] = {}
+        by_name: dict[str, list[str]] = {}
         for name, value in headers:
-            found.setdefault(name.lower(), []).append(value.strip())
-        hosts = found.get("host", [])
+            by_name.setdefault(name.lower(), []).append(value.strip())
+        hosts = by_name.get("host", [])
         if len(hosts) != 1:
             return 400, "a request has one Host header"
         if self.local and not is_loopback(re.sub(r":\d{0,5}$", "", hosts[0])):
             return 403, "this server answers requests for localhost alone"
-        if "origin" in found and not (self._own_pages and found["origin"] == [f"http://{hosts[0]}"]):
+        if "origin" in by_name and not (self._own_pages and by_name["origin"] == [f"http://{hosts[0]}"]):
             return 403, "web pages of other origins may not connect"
-        if not self._token or same_token(found.get("authorization", [""])[0], f"Bearer {self._token}"):
+        if not self._token or same_token(by_name.get("authorization", [""])[0], f"Bearer {self._token}"):
             return None
-        if not (self._in_cookie(found.get("cookie", [])) or self.in_query(query)):
+        if not (self._in_cookie(by_name.get("cookie", [])) or self.in_query(query)):
             return 401, f"the token is missing or wrong: {self._cure}"
-        if method not in ("GET", "HEAD") and "origin" not in found:
+        if method not in ("GET", "HEAD") and "origin" not in by_name:
             return 403, "a page that changes something must name its Origin"
         return None
 

@@ -78,9 +78,9 @@ def memory_of(
     gathered = 0.0 if ranks == 1 else 2.0 * (shape.tables + 2 * shape.layer)  # the root and two layers, in bfloat16
     unreduced = 0.0 if ranks == 1 or lora_rank else 4.0 * shape.tables  # the root's whole gradients, before they are reduced
     whole = 2.0 * shape.weights if ranks == 1 else 2.0 * frozen / ranks + gathered
-    kept = 2 * shape.layers * shape.hidden if again else 0
+    kept_values = 2 * shape.layers * shape.hidden if again else 0
     layers = 1 if again else shape.layers
-    active = batch_tokens * (kept + layers * fit.activation_bytes(shape)) / GIB + LOGITS_GIB
+    active = batch_tokens * (kept_values + layers * fit.activation_bytes(shape)) / GIB + LOGITS_GIB
     states = 12.0 * trained / ranks
     processes = 1 if shares else 2
     return DeviceMemory(

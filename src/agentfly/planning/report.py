@@ -226,8 +226,8 @@ def _memory(config: Config, shape: ModelShape, layout: Layout, cache_tokens: flo
 
 
 def _batch_tokens(config: Config) -> int:
-    found = config.train.max_tokens_per_batch
-    return 8192 if found == "auto" else int(found)
+    num_tokens = config.train.max_tokens_per_batch
+    return 8192 if num_tokens == "auto" else int(num_tokens)
 
 
 def best_of_each_kind(plans: Sequence[LayoutPlan]) -> list[LayoutPlan]:

@@ -137,11 +137,11 @@ def _number(config: Any, *names: str) -> int | None:
     """The first of these numbers that a config has; the largest if it differs from layer to layer."""
     for name in names:
         try:
-            found = getattr(config, name, None)
+            value = getattr(config, name, None)
         except RuntimeError:  # transformers refuses a value that differs from layer to layer
-            found = max(getattr(config.per_layer_config[at], name) for at in range(config.num_hidden_layers))
-        if isinstance(found, list | tuple):
-            found = max(found)
-        if found:
-            return int(found)
+            value = max(getattr(config.per_layer_config[at], name) for at in range(config.num_hidden_layers))
+        if isinstance(value, list | tuple):
+            value = max(value)
+        if value:
+            return int(value)
     return None

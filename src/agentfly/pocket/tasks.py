@@ -47,10 +47,10 @@ class ArithmeticProblem:
 
     def results(self) -> list[int]:
         """The result of every step; the last one is the answer."""
-        found: list[int] = []
+        results: list[int] = []
         for step in self.steps:
-            found.append(calculate(step.operation, *step.operands(found[-1] if found else 0)))
-        return found
+            results.append(calculate(step.operation, *step.operands(results[-1] if results else 0)))
+        return results
 
 
 def calculate(operation: str, left: int, right: int) -> int:
@@ -177,5 +177,5 @@ def _fill(rng: random.Random, pattern: str, first: str, a: int, b: int, second: 
 
 @cache
 def _wording() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((files(__package__) / "wording.json").read_text(encoding="utf-8"))
-    return found
+    wording: dict[str, Any] = json.loads((files(__package__) / "wording.json").read_text(encoding="utf-8"))
+    return wording

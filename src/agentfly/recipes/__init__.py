@@ -21,10 +21,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 def recipes() -> dict[str, Path]:
     """Every recipe, by name; the first to try comes first."""
-    found = {path.stem: path for path in HERE.glob("*.toml")}
-    if not found:  # a clone: recipes/ stands beside src/
-        found = {path.stem: path for path in (HERE.parents[2] / "recipes").glob("*.toml")}
-    return dict(sorted(found.items(), key=lambda item: (item[0] != "quickstart", item[0])))
+    paths = {path.stem: path for path in HERE.glob("*.toml")}
+    if not paths:  # a clone: recipes/ stands beside src/
+        paths = {path.stem: path for path in (HERE.parents[2] / "recipes").glob("*.toml")}
+    return dict(sorted(paths.items(), key=lambda item: (item[0] != "quickstart", item[0])))
 
 
 def describe_recipe(path: Path) -> str:
@@ -43,11 +43,11 @@ def find_config(name: str | Path) -> Path:
         return path
     if (path / "config.toml").is_file():
         return path / "config.toml"
-    known = recipes()
+    paths = recipes()
     by_name = len(path.parts) == 1 or path.parts[:-1] == ("recipes",)
     wanted = path.name.removesuffix(".toml")
-    if by_name and wanted in known:
-        return known[wanted]
+    if by_name and wanted in paths:
+        return paths[wanted]
     of = path.resolve().parent
     if of.name == "checkpoints" and (of.parent / "config.toml").is_file():
         raise ConfigError(f"{path} is a checkpoint: name its run, {path.parent.parent}, and the checkpoint as a model")
@@ -55,7 +55,7 @@ def find_config(name: str | Path) -> Path:
         raise ConfigError(f"{path} is a folder, neither a config file nor a run")
     if str(name).startswith("openai:"):
         raise ConfigError(f"{name} is a model: name a config file, a run or a recipe, and the model by --model or agent.model=")
-    near = difflib.get_close_matches(wanted, known, n=1)
+    near = difflib.get_close_matches(wanted, paths, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "`agentfly recipes` lists the recipes."
     raise ConfigError(f"no such config file: {path}; {hint}")
 

@@ -66,17 +66,17 @@ def reply_text(dialect: Dialect, stops: Iterable[str], before: Sequence[Message]
 def _split(content: str, pairs: Iterable[tuple[str, str]]) -> tuple[str | None, str]:
     """The thought that a reply begins with, None if there is none, and the text after it."""
     for opening, closing in pairs:
-        thought, found, said = content.lstrip().removeprefix(opening).partition(closing)
-        if found and content.lstrip().startswith(opening):
+        thought, separator, said = content.lstrip().removeprefix(opening).partition(closing)
+        if separator and content.lstrip().startswith(opening):
             return thought.strip("\n"), said.lstrip("\n")
     return None, content
 
 
 def _empty_thought(text: str, opening: str, closing: str) -> tuple[str, str, str] | None:
     """The text before an empty thought, half of the space in it, and the text after; None if it begins with none."""
-    head, found, rest = text.partition(opening)
+    head, separator, rest = text.partition(opening)
     space, ends, said = rest.partition(closing)
-    if head.strip() or space.strip() or not (found and ends):
+    if head.strip() or space.strip() or not (separator and ends):
         return None
     return head + opening, space[: len(space) // 2], closing + said
 
@@ -85,17 +85,17 @@ def _after(prompt: str, shown: str, opening: str, closing: str, common: Callable
     """What the template shows after the prompt; the prompt may end with marks of a thought that it does not repeat."""
     if shown.startswith(prompt):
         return shown[len(prompt) :]
-    kept = common(prompt, shown)
-    if (rest := prompt[len(kept) :].strip()) and not rest.endswith((opening, closing)):
+    shared = common(prompt, shown)
+    if (rest := prompt[len(shared) :].strip()) and not rest.endswith((opening, closing)):
         raise ConfigError("the chat template does not show a reply where it asks for one: give the reply as plain text")
-    return shown[len(kept) :]
+    return shown[len(shared) :]
 
 
 def reads_back(parser: Parser, text: str, reply: Message, tools: Tools) -> bool:
     """Whether the parser reads the calls of the reply in the text, and the words beside them are there, too."""
-    found = parser(text)
+    parsed = parser(text)
     schemas = {str(tool.get("function", tool).get("name")): tool for tool in tools}
-    calls = found.calls if found.typed else tuple(type_arguments(call, schemas.get(call.name, {})) for call in found.calls)
+    calls = parsed.calls if parsed.typed else tuple(type_arguments(call, schemas.get(call.name, {})) for call in parsed.calls)
     _, said = _split(reply.content, THINK)
     return same_calls(calls, reply.tool_calls) and squeeze(said) in squeeze(text)
 
@@ -108,7 +108,7 @@ def same_calls(found: Sequence[ToolCall], wanted: Sequence[ToolCall]) -> bool:
     )
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

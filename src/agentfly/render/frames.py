@@ -74,7 +74,7 @@ class OpeningFrames:
         self._known: OrderedDict[Any, tuple[Frame | None, Any]] = OrderedDict()
         self._seen: OrderedDict[Any, Any] = OrderedDict()
 
-    def ids(self, messages: Sequence[Message], tools: Any) -> list[int] | None:
+    def ids(self, messages: Sequence[Message], tools: object) -> list[int] | None:
         """The ids of the first prompt of a chain, or None if it has no frame. `tools` are guarded."""
         *first, last = messages
         if last.role != "user" or last.name or self._skeletons.of(last.content) != ("",):
@@ -82,22 +82,22 @@ class OpeningFrames:
         if any(message.role not in ("system", "user") for message in first):
             return None
         key = (tuple([(message.role, message.content, message.name) for message in first]), id(tools))
-        known = self._known.get(key)
-        if known is None or known[1] is not tools:
-            known = self._make(key, messages, tools)
-        frame = None if known is None else known[0]
+        cached = self._known.get(key)
+        if cached is None or cached[1] is not tools:
+            cached = self._make(key, messages, tools)
+        frame = None if cached is None else cached[0]
         return None if frame is None or CUT in last.content else frame.ids(self._codec, last.content)
 
-    def _make(self, key: Any, messages: Sequence[Message], tools: Any) -> tuple[Frame | None, Any] | None:
+    def _make(self, key: object, messages: Sequence[Message], tools: object) -> tuple[Frame | None, Any] | None:
         if self._seen.get(key, self) is not tools:
             _keep(self._seen, key, tools)
             return None
         try:
-            known = self._frame(messages, tools), tools
+            entry = self._frame(messages, tools), tools
         except TemplateRefused:
-            known = None, tools
-        _keep(self._known, key, known)
-        return known
+            entry = None, tools
+        _keep(self._known, key, entry)
+        return entry
 
     def _frame(self, messages: Sequence[Message], tools: Any) -> Frame | None:
         *first, last = messages
@@ -105,8 +105,8 @@ class OpeningFrames:
         def shown(content: str) -> str:
             return self._dialect.render([*first, replace(last, content=content)], tools, True, 0)
 
-        before, found, after = shown(_CONTENT).partition(_CONTENT)
-        if not found or _CONTENT in after:
+        before, separator, after = shown(_CONTENT).partition(_CONTENT)
+        if not separator or _CONTENT in after:
             return None
         texts = [(content, shown(content)) for content in (*DIFFICULT, last.content)]
         for change in CHANGES:
@@ -125,16 +125,16 @@ class FramedTexts:
 
     def ids(self, frame: Frame, content: str) -> list[int] | None:
         key = (frame, content)
-        known = self._cache.get(key)
-        if known is None:
-            known = frame.ids(self._codec, content)
-            if known is None:
+        cached = self._cache.get(key)
+        if cached is None:
+            cached = frame.ids(self._codec, content)
+            if cached is None:
                 return None
-            self._cache.put(key, content, known)
-        return known.copy()
+            self._cache.put(key, content, cached)
+        return cached.copy()
 
 
-def _keep(known: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+def _keep(known: OrderedDict[Any, Any], key: object, value: object) -> None:
     known[key] = value
     if len(known) > _MAX_KNOWN:
         known.popitem(last=False)

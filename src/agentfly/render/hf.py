@@ -189,9 +189,9 @@ class _TemplateRenderer:
         self.codec = Codec(tokenizer, self.template.written)
         self.dialect = Dialect(self.template, self.codec)
         self.marks = self.dialect.marks
-        found = end_of_turn(self.dialect, self.codec)
+        ends = end_of_turn(self.dialect, self.codec)
         eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        self.stop_ids = tuple(dict.fromkeys([*found, *eos, *stop_ids]))
+        self.stop_ids = tuple(dict.fromkeys([*ends, *eos, *stop_ids]))
         # The ends of a plain reply and of a reply with calls, for demonstrations.
         other = [*eos, *self.stop_ids]
         self.end_ids = tuple([self.codec.control[mark], *other][0] if mark else [*other, -1][0] for mark in self.marks.ends)
@@ -267,23 +267,23 @@ class _TemplateRenderer:
         """The ids of an extension. Sibling chains often get the same observation, so recent texts are cached."""
         text = profile.fill(values)
         key = (text, stop, num_control)
-        known = self.extensions.get(key)
-        if known is None:
-            known = self.codec.encode(text, stop)
-            if self.codec.num_control(known) != num_control:
+        ids = self.extensions.get(key)
+        if ids is None:
+            ids = self.codec.encode(text, stop)
+            if self.codec.num_control(ids) != num_control:
                 # A message spells out a control token: encode again, with cuts that keep it plain text. These ids are not
                 # cached, because the cuts depend on which part of the text is the message's.
                 guarded = {word: self.codec.guard(value) for word, value in values.items()}
                 return self.codec.encode(profile.fill(guarded), stop)
-            self.extensions.put(key, text, known)
-        return list(known)
+            self.extensions.put(key, text, ids)
+        return list(ids)
 
     def _profile(
         self, history: History, turn: TurnShape, reply: Message, new: Sequence[Message], stop: int | None, tools: Any
     ) -> tuple[Profile, int, Frame | None]:
         key = (history, turn, stop, id(tools))
-        known = self._profiles.get(key)
-        if known is None or known[3] is not tools:
+        cached = self._profiles.get(key)
+        if cached is None or cached[3] is not tools:
             text = None if stop is None else self._stop_texts[stop]
             plain = turn_shape(self._shaper, _plain(reply), new) if reply.tool_calls else turn
             profile = self._prober.profile(history, turn, plain, text, tools)
@@ -291,9 +291,9 @@ class _TemplateRenderer:
             if profile.glue is not None:
                 words = {word: "a" for word, _ in profile.holes}
                 num_control = self.codec.num_control(self.codec.encode(profile.fill(words), stop))
-            known = profile, num_control, self._frame(profile, stop), tools
-            _remember(self._profiles, key, known)
-        return known[:3]
+            cached = profile, num_control, self._frame(profile, stop), tools
+            _remember(self._profiles, key, cached)
+        return cached[:3]
 
     def _frame(self, profile: Profile, stop: int | None) -> Frame | None:
         """The frame of a profile whose only hole is a content."""
@@ -346,11 +346,11 @@ class _TemplateRenderer:
         before = at - 1
         while before >= 0 and messages[before].role != "assistant":
             before -= 1
-        known = self._chains.pop(id(messages[before]), None) if before >= 0 else None
-        if known is not None and known.is_at(messages, before):
-            if known.end == at and known.last is messages[at - 1]:
-                return known.history.then(known.unit), known.last_prompt
-            return known.history.then(self._shaper.unit(messages[before:at])), None
+        previous = self._chains.pop(id(messages[before]), None) if before >= 0 else None
+        if previous is not None and previous.is_at(messages, before):
+            if previous.end == at and previous.last is messages[at - 1]:
+                return previous.history.then(previous.unit), previous.last_prompt
+            return previous.history.then(self._shaper.unit(messages[before:at])), None
         if before >= 0:
             return self._shaper.history(messages[:at]), None
         # The first reply: sibling chains share the objects of their opening messages.
@@ -366,21 +366,21 @@ class _TemplateRenderer:
         if not tools:
             return None
         key = tuple(map(id, tools))
-        known = self._tools.get(key)
-        if known is None:
+        cached = self._tools.get(key)
+        if cached is None:
             text = json.dumps(list(tools), default=repr, sort_keys=False)
             guarded = self._tool_texts.get(text) or self.codec.guard_data(list(tools))
             _remember(self._tool_texts, text, guarded)
-            known = (list(tools), guarded)
-            _remember(self._tools, key, known)
-        return known[1]
+            cached = (list(tools), guarded)
+            _remember(self._tools, key, cached)
+        return cached[1]
 
 
 def _plain(reply: Message) -> Message:
     return replace(reply, tool_calls=())
 
 
-def _remember(known: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+def _remember(known: OrderedDict[Any, Any], key: object, value: object) -> None:
     known[key] = value
     if len(known) > _MAX_KNOWN:
         known.popitem(last=False)

@@ -159,17 +159,17 @@ class TurnShape(NamedTuple):
 
     def values(self, reply: Message, new: Sequence[Message]) -> dict[str, str]:
         """The values of the placeholders in a real turn."""
-        found: dict[str, str] = {}
+        values: dict[str, str] = {}
         for i, call in enumerate(reply.tool_calls[: self.reply.num_calls]):
-            found[_word("n", i)] = call.name
-            found[_id("d", i)] = call.id or f"call_{i}"
+            values[_word("n", i)] = call.name
+            values[_id("d", i)] = call.id or f"call_{i}"
         for k, (message, (_, own_id, own_name)) in enumerate(zip(new, self.links, strict=True)):
-            found[_word("c", k)] = message.content
+            values[_word("c", k)] = message.content
             if own_id:
-                found[_id("e", k)] = message.tool_call_id or ""
+                values[_id("e", k)] = message.tool_call_id or ""
             if own_name:
-                found[_word("m", k)] = message.name or ""
-        return found
+                values[_word("m", k)] = message.name or ""
+        return values
 
 
 def turn_shape(shaper: Shaper, reply: Message, new: Sequence[Message]) -> TurnShape:

@@ -100,7 +100,7 @@ class Prober:
         `plain` is the same turn with its calls as text, for the manners that write calls so. Raises TemplateRefused.
         """
         reasons: list[TemplateRefused] = []
-        found: list[Profile] = []
+        profiles: list[Profile] = []
         for manner in range(NUM_MANNERS):
             try:
                 profile, whole = self._in_manner(manner, history, plain if manner else turn, stop, tools)
@@ -109,9 +109,9 @@ class Prober:
                 continue
             if whole:
                 return profile
-            found.append(profile)
-        if found:
-            return found[0]
+            profiles.append(profile)
+        if profiles:
+            return profiles[0]
         raise reasons[0]
 
     def _in_manner(
@@ -148,11 +148,11 @@ class Prober:
 
     def _keeps(self, text: str, old: str, turn: TurnShape) -> bool:
         """Whether a text begins with the old one, ignoring white space, and adds no thinking before the calls."""
-        shown, kept = squeeze(text), squeeze(old)
-        if not shown.startswith(kept):
+        shown, old_text = squeeze(text), squeeze(old)
+        if not shown.startswith(old_text):
             return False
-        calls = [at for word in turn.reply_words()[-turn.reply.num_calls :] if (at := shown.find(word, len(kept))) >= 0]
-        added = shown[len(kept) : min(calls)] if turn.reply.num_calls and calls else ""
+        calls = [at for word in turn.reply_words()[-turn.reply.num_calls :] if (at := shown.find(word, len(old_text))) >= 0]
+        added = shown[len(old_text) : min(calls)] if turn.reply.num_calls and calls else ""
         return not any(mark in added for mark in self._added)
 
     def text(self, profile: Profile, history: list[Message], values: Mapping[str, str], tools: Tools) -> str:
@@ -169,17 +169,17 @@ class Prober:
         """Where the extension begins: after the sampled end of turn, or directly after the reply if none was sampled."""
         if stop is None and not calls:
             return end
-        found = self._stops.search(text, end)
-        if found is None:
+        match = self._stops.search(text, end)
+        if match is None:
             return None
-        between = text[end : found.start()]
+        between = text[end : match.start()]
         # Only closing marks may stand between a reply and its end of turn. With other text, or a new message, between them, the
         # end of turn that was found belongs to a later message.
         if "zqc" in between or (not calls and without(between, self._special).strip()):
             return None
         if stop is None:
-            return found.start()
-        return found.end() if found.group() == stop else None
+            return match.start()
+        return match.end() if match.group() == stop else None
 
     def _with_glue(self, profile: Profile, tail: str, history: list[Message], tools: Tools) -> Profile:
         """The profile with glue and holes, or unchanged if difficult contents do not come through in a known way."""

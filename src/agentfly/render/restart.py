@@ -86,8 +86,8 @@ class Restarter:
         text = tail = None
         if last is not None and last.manner == manner and last.tools is tools and not counts:
             for anchor in last.anchors:
-                kept = anchor.end >= 0 and (anchor is last.anchors[0] or last.text.startswith(anchor.text[: anchor.end]))
-                text, tail = self._from_anchor(last, anchor, messages, tools, manner) if kept else (None, None)
+                is_prefix = anchor.end >= 0 and (anchor is last.anchors[0] or last.text.startswith(anchor.text[: anchor.end]))
+                text, tail = self._from_anchor(last, anchor, messages, tools, manner) if is_prefix else (None, None)
                 if text is not None:
                     break
         if text is None:
@@ -134,8 +134,8 @@ class Restarter:
         except TemplateRefused:
             return _Window(False)
         heads, rests = zip(*((part[0], part[2]) for part in (one.partition(_WORD) for one in (old, text, far))), strict=True)
-        kept = heads[0] == heads[1] and rests[1] == rests[2] and all(one.count(_WORD) == 1 for one in (old, text, far))
-        return _Window(kept, tuple(before), _after_last(text, new))
+        unchanged = heads[0] == heads[1] and rests[1] == rests[2] and all(one.count(_WORD) == 1 for one in (old, text, far))
+        return _Window(unchanged, tuple(before), _after_last(text, new))
 
     def _tail(self, history: History, tools: Any, manner: int) -> str | None:
         """The text after the content of the last message, which is the same for every content."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 from jinja2 import nodes
@@ -28,6 +28,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # For tokenizers without a template: `chat_template="chatml"`. `turn_end` is <|im_end|> where that is a token, else eos.
 CHATML = (
@@ -111,7 +114,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         if self.steps < 0 or self.chars < 0:
             raise TemplateRefused("the template loops or grows without end: its loops, calls or texts exceed their limit")
 
-    def measure(self, value: Any) -> None:
+    def measure(self, value: object) -> None:
         """Spends the length of a value's text, before it is written: a list may hold another one many times over."""
         if type(value) is str:
             return self.spend(len(value))
@@ -151,7 +154,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             ]
             self.spend(math.prod(max(1, size) for size in [*lengths[-2:], *sorted(inner)[-1:]]))
 
-    def _read(self, value: Any) -> Any:
+    def _read(self, value: object) -> Any:
         """Spends what a comparison or a hash may read: a list may hold another one many times over."""
         if isinstance(value, str):
             self.spend(len(value) // _READ)
@@ -161,7 +164,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             self.measure(value)
         return value
 
-    def _made(self, value: Any) -> Any:
+    def _made(self, value: object) -> Any:
         if isinstance(value, Iterator):
             return iter(_Counted(self, value, 0))
         self.spend(len(value) if isinstance(value, str | list | tuple) else 0)
@@ -171,13 +174,13 @@ class _Environment(ImmutableSandboxedEnvironment):
         """A filter within the budget. It keeps the marks by which Jinja hands over its context."""
 
         @functools.wraps(made)
-        def bounded(*args: Any, **kwargs: Any) -> Any:
+        def bounded(*args: object, **kwargs: object) -> Any:
             self.admit(name, [*args, *kwargs.values()], [*args[1:], *kwargs.values()])
             return self._made(made(*args, **kwargs))
 
         return bounded
 
-    def _output(self, value: Any) -> Any:
+    def _output(self, value: object) -> Any:
         self.measure(value)
         return value
 
@@ -186,7 +189,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             self.measure(part)
         return "".join(map(str, parts))
 
-    def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self, context: Any, function: object, *args: Any, **kwargs: Any) -> Any:
         if isinstance(function, LoopContext) and args:  # a recursive loop
             args = (_Counted(self, args[0], 0), *args[1:])
         owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)  # the sandbox wraps `str.format`
@@ -194,7 +197,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.admit(getattr(function, "__name__", ""), [owner, *given], given if isinstance(owner, str) else [])
         return self._made(super().call(context, function, *args, **kwargs))
 
-    def getitem(self, obj: Any, argument: Any) -> Any:
+    def getitem(self, obj: object, argument: object) -> Any:
         return super().getitem(obj, self._read(argument))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -239,7 +242,7 @@ class _Joined(NodeTransformer):
         return nodes.Filter(nodes.List(node.nodes), "concatenated", [], [], None, None, lineno=node.lineno)
 
 
-def _parts(value: Any) -> Sequence[Any]:
+def _parts(value: object) -> Sequence[Any]:
     if isinstance(value, Mapping):
         return list(value.values())
     return value if isinstance(value, list | tuple) else [value]
@@ -317,19 +320,19 @@ def _strings(node: nodes.Node) -> Iterator[str]:
 
 def _literals(tree: nodes.Template) -> Iterator[str]:
     """The strings that are searched for: `x in content`, `content.startswith(x)`, and constants in variables."""
-    found: list[str] = []
+    strings: list[str] = []
     for call in tree.find_all(nodes.Call):
         if isinstance(call.node, nodes.Getattr) and call.node.attr in _SEARCHES:
             for argument in call.args:
-                found += _strings(argument)
+                strings += _strings(argument)
     for compare in tree.find_all(nodes.Compare):
         if any(operand.op in ("in", "notin") for operand in compare.ops):
-            found += _strings(compare.expr)
+            strings += _strings(compare.expr)
     for assign in tree.find_all(nodes.Assign):
         if isinstance(assign.node, nodes.Const):
-            found += _strings(assign.node)
+            strings += _strings(assign.node)
     # A bare word is a key or a role, and a long text is a default message; neither is a mark.
-    return (text.strip() for text in found if len(text.strip()) >= 3 and len(text) <= 64 and not text.strip().isidentifier())
+    return (text.strip() for text in strings if len(text.strip()) >= 3 and len(text) <= 64 and not text.strip().isidentifier())
 
 
 def _words(tree: nodes.Template) -> Iterator[str]:
@@ -344,7 +347,7 @@ def _thought_keys(tree: nodes.Template) -> Iterator[str]:
     return (name for name in names if any(part in name.lower() for part in ("reason", "think", "thought", "tool_plan")))
 
 
-def sources(tokenizer: Any, chat_template: str | None) -> dict[str, str]:
+def sources(tokenizer: PreTrainedTokenizerBase, chat_template: str | None) -> dict[str, str]:
     """The template texts by name, always with "default". Raises ConfigError."""
     if chat_template is None:
         own = getattr(tokenizer, "chat_template", None)

@@ -69,12 +69,12 @@ class Dialect:
 
     def read(self, message: Message) -> tuple[Parts, bool]:
         """The parts of a reply, and whether its calls are passed as structured calls."""
-        known = self._read.get(id(message))
-        if known is None or known[0] is not message:
+        cached = self._read.get(id(message))
+        if cached is None or cached[0] is not message:
             if len(self._read) >= _MAX_READ:
                 self._read.clear()
-            known = self._read[id(message)] = message, *self._reader.read(message, self.format.calls)
-        return known[1], known[2]
+            cached = self._read[id(message)] = message, *self._reader.read(message, self.format.calls)
+        return cached[1], cached[2]
 
     def render(self, messages: Sequence[Message], tools: Tools, generate: bool, manner: int) -> str:
         """The text of the messages in one manner. Raises TemplateRefused."""
@@ -154,7 +154,7 @@ class Dialect:
         return text
 
     def _write_call(self, call: ToolCall, index: int) -> dict[str, Any]:
-        arguments: Any = self._codec.guard_data(call.arguments)
+        arguments: object = self._codec.guard_data(call.arguments)
         if self.format.arguments_text:
             arguments = json.dumps(arguments, ensure_ascii=False)
         function = {"name": self._codec.guard(call.name), "arguments": arguments}
@@ -225,9 +225,9 @@ class Dialect:
             text = self.template.render(written, PROBE_TOOLS, True)
         except TemplateRefused:
             return None
-        before, found, after = text.partition("zqsecond")
+        before, separator, after = text.partition("zqsecond")
         mark = max(before.rfind("zqreply"), before.rfind("zqvalue"))
-        return (before[mark:].rpartition(">")[0][-40:], after) if found else None
+        return (before[mark:].rpartition(">")[0][-40:], after) if separator else None
 
     def _ask_thinking(self) -> None:
         """Chooses the form of thinking (in the content, or a separate field) that is rendered as sampled in more places."""
@@ -256,7 +256,7 @@ class Dialect:
             except TemplateRefused:
                 return 0, 0, 0
             head = "" if prompt.endswith(squeeze(opening)) else opening
-            count = doubled = found = 0
+            count = doubled = shows = 0
             for text, calls, after in turns:
                 reply = Message("assistant", head + text, calls)
                 for rest, generate in (((after,), True), ((), False)):
@@ -265,9 +265,9 @@ class Dialect:
                     except TemplateRefused:
                         continue
                     count += squeeze(shown).startswith(prompt + squeeze(head + text))
-                    found += "zqthought" in shown
+                    shows += "zqthought" in shown
                     doubled += _until(shown.partition("zquser")[2], "zqanswer", "zqvalue").count(closing) > 1
-            return count, -doubled, found
+            return count, -doubled, shows
 
         inside, apart = kept(False), kept(True)
         framed = bool(self.marks.fields and (self.marks.responses or self.marks.header))

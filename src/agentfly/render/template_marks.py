@@ -119,12 +119,12 @@ class Units:
     def before(self, text: str, stops: Iterable[str]) -> str:
         """The text before the first of these units, unless it begins with it."""
         stops = frozenset(stops)
-        kept: list[str] = []
+        units_before: list[str] = []
         for unit in self.of(text):
-            if unit in stops and "".join(kept).strip():
+            if unit in stops and "".join(units_before).strip():
                 break
-            kept.append(unit)
-        return "".join(kept)
+            units_before.append(unit)
+        return "".join(units_before)
 
 
 def _shared(first: Sequence[str], second: Sequence[str]) -> list[str]:
@@ -155,15 +155,15 @@ class Probes:
     def _find_fields(self) -> tuple[str, ...]:
         """The keys in which the template looks for a thought. More than one only if no single key serves every reply."""
         names = sorted(self.writer.template.message_keys, key=lambda name: (name != "reasoning_content", name))
-        found: list[str] = []
+        keys: list[str] = []
         for num_calls in (0, 1):
-            if any(THOUGHT in (self.reply(True, said, num_calls, fields=found) or "") for said in (True, False)):
+            if any(THOUGHT in (self.reply(True, said, num_calls, fields=keys) or "") for said in (True, False)):
                 continue
             for name in names:
                 if any(THOUGHT in (self.reply(True, said, num_calls, fields=[name]) or "") for said in (True, False)):
-                    found.append(name)
+                    keys.append(name)
                     break
-        return tuple(found)
+        return tuple(keys)
 
     def entry(self, thought: bool, said: bool, num_calls: int, fields: Iterable[str] | None = None) -> dict[str, Any]:
         """One reply with fields for its parts, as its author would pass it to `apply_chat_template`."""
@@ -281,7 +281,7 @@ class MarkFinder:
 
     def _find_openers(self) -> frozenset[str]:
         """The control tokens with which conversations begin, before any text: they begin a turn and never end one."""
-        found: list[str] = []
+        tokens: list[str] = []
         for messages in ([Message("user", USER)], [Message("system", "zqsystem"), Message("user", USER)]):
             try:
                 written = self.probes.writer.write(messages, 0)
@@ -293,8 +293,8 @@ class MarkFinder:
                     if unit.strip():
                         break
                     continue
-                found.append(unit)
-        return frozenset(found)
+                tokens.append(unit)
+        return frozenset(tokens)
 
     def _find_base(self) -> str:
         """What every reply begins with: the end of the user message and the header of the reply."""
@@ -393,11 +393,11 @@ class MarkFinder:
         """The texts after the visible text: up to the end of the turn and, if that is another one, up to a call."""
         text = self._behind_answer()
         shared = text.partition(end)[0] if end else self.units.common(text, self._until_next())
-        found = [self.units.before(shared, self._openers).strip()]
+        closings = [self.units.before(shared, self._openers).strip()]
         gap = self._says_calls.gap(ANSWER, TOOL) if self._says_calls else None
         if gap is not None:
-            found.append(self.units.common(gap, text).strip())
-        return tuple(dict.fromkeys(found)) if any(found) else ("",)
+            closings.append(self.units.common(gap, text).strip())
+        return tuple(dict.fromkeys(closings)) if any(closings) else ("",)
 
     def _behind_answer(self) -> str:
         return (self._plain.gap(ANSWER) or "") if self._plain else ""
@@ -424,13 +424,13 @@ class MarkFinder:
         for other in openings[1:]:
             # What stands before a call in one form only belongs to the text before it.
             opening = self.units.common_end(opening, other) or opening
-        found = self._distinctive(opening)
-        if not any(self._has_mark(mark) for mark in found):
+        marks = self._distinctive(opening)
+        if not any(self._has_mark(mark) for mark in marks):
             # The call begins with words; a mark may follow the name of the tool.
             at = form.words.index(TOOL)
             behind = self._distinctive("".join(form.gaps[at : form.words.index(VALUE)]))
-            found += [mark for mark in behind if self.units.is_mark(self.units.of(mark)[0])][:1]
-        return tuple(dict.fromkeys(found))
+            marks += [mark for mark in behind if self.units.is_mark(self.units.of(mark)[0])][:1]
+        return tuple(dict.fromkeys(marks))
 
     def _named_calls(self, openings: Sequence[str]) -> tuple[str, ...]:
         leads = [opening.strip() for opening in openings if not self._has_mark(opening)]
@@ -444,7 +444,7 @@ class MarkFinder:
         forms = [form for form in (self._plain, self._thinks) if form is not None]
         others = [form.lead.removeprefix(self.base) + "\0" + "\0".join(form.gaps) for form in forms]
         units = self.units.of(opening.strip())
-        found: list[str] = []
+        marks: list[str] = []
         at = next((at for at, unit in enumerate(units) if self.units.is_mark(unit)), len(units))
         # Characters before the first mark are part of it: "function call<|role_sep|>".
         start = 0 if at < len(units) and units[0] not in "{[(\"'" else at
@@ -455,11 +455,11 @@ class MarkFinder:
                     end += 1
                 text = "".join(units[start:end]).rstrip()
                 if not any(text in other for other in others):
-                    found.append(text)
+                    marks.append(text)
                     at = end - 1
             at += 1
             start = at
-        return found
+        return marks
 
     def _results(self) -> tuple[tuple[str, str], ...]:
         result = Message("tool", RESULT, name=TOOL, tool_call_id=CALL.id)
@@ -500,12 +500,12 @@ class MarkFinder:
 
     def _inner_tokens(self) -> set[str]:
         """The control tokens between the parts of one reply: sampling goes on after them."""
-        found: set[str] = set()
+        tokens: set[str] = set()
         for form in (self._thinks, self._says_calls, self._thinks_calls):
             if form is not None:
                 first_value = form.words.index(VALUE) if VALUE in form.words else len(form.words) - 1
-                found |= {token for gap in form.gaps[:first_value] for token in self.units.tokens(gap)}
-        return found
+                tokens |= {token for gap in form.gaps[:first_value] for token in self.units.tokens(gap)}
+        return tokens
 
     def _end(self, last: str, later: str, inner: Iterable[str]) -> str:
         """The end of a reply, from the text after the last message and the text between the reply and a later message."""

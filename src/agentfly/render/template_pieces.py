@@ -31,13 +31,13 @@ class TokenCache:
 
     def get(self, key: Hashable) -> list[int] | None:
         """The ids, which the caller must not change, or None."""
-        known = self._known.pop(key, None)
-        if known is None:
+        entry = self._known.pop(key, None)
+        if entry is None:
             self.num_misses += 1
             return None
-        self._known[key] = known  # now the most recently used
+        self._known[key] = entry  # now the most recently used
         self.num_hits += 1
-        return known[0]
+        return entry[0]
 
     def put(self, key: Hashable, text: str, ids: list[int]) -> None:
         """Keeps the ids, unless the text is very long."""
@@ -92,11 +92,11 @@ class Pieces:
         return self._plain(mark + text)
 
     def _known(self, piece: str) -> list[int]:
-        known = self._cache.get(piece)
-        if known is None:
-            known = self._plain(piece)
-            self._cache.put(piece, piece, known)
-        return known
+        ids = self._cache.get(piece)
+        if ids is None:
+            ids = self._plain(piece)
+            self._cache.put(piece, piece, ids)
+        return ids
 
     def _is_exact(self, marks: list[str]) -> bool:
         texts = ["".join(mark + text for mark in marks[:_MAX_MARKS]) for text in _DIFFICULT]

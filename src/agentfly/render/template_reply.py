@@ -121,12 +121,12 @@ class ReplySplitter:
         """Where the calls begin in the text after the thought, or None if the template's notation of calls is not in it."""
         if self._only_mark and (at := rest.find(self._only_mark)) >= 0:
             return at
-        found = [at for mark in self.marks.calls if (at := rest.find(mark)) >= 0]
+        starts = [at for mark in self.marks.calls if (at := rest.find(mark)) >= 0]
         named = [at for lead in self.marks.named_calls if (at := self._named(rest, lead, call.name)) >= 0]
-        if not found and not named:
+        if not starts and not named:
             return 0 if rest.lstrip()[:1] in ("{", "[") else None
-        start = min(found + named)
-        if self.marks.header and (at := rest.rfind(self.marks.header, start, max(found + named))) >= 0:
+        start = min(starts + named)
+        if self.marks.header and (at := rest.rfind(self.marks.header, start, max(starts + named))) >= 0:
             # Another part of the reply stands between the first mark and the call.
             start = at + len(self.marks.header)
         return start
@@ -162,11 +162,11 @@ class Skeletons:
             return ("",) if text and not text.isspace() else ()
         pieces: list[str] = []
         at = 0
-        for found in self._pattern.finditer(text):
-            if text[at : found.start()].strip():
+        for match in self._pattern.finditer(text):
+            if text[at : match.start()].strip():
                 pieces.append("")
-            pieces.append(found.group())
-            at = found.end()
+            pieces.append(match.group())
+            at = match.end()
         if text[at:].strip():
             pieces.append("")
         return tuple(pieces) if len(pieces) <= 12 else tuple(pieces[:6] + pieces[-6:])

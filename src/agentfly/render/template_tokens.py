@@ -65,7 +65,7 @@ class Codec:
         """The reply with a cut in every turn mark."""
         return self._cut(text, self._turn_pattern)
 
-    def guard_data(self, value: Any) -> Any:
+    def guard_data(self, value: object) -> Any:
         """`guard` for every string inside JSON-like data."""
         if isinstance(value, str):
             return self.guard(value)
@@ -92,12 +92,12 @@ class Codec:
 
         These are the ends of control tokens, which no other token spans. `ids` are those of the text after `start`.
         """
-        known = self._known_ids
-        found = [(match.end(), self._mark_ids[match.group()]) for match in self._marks.finditer(text, start)]
-        counts = [num_before + at + 1 for at, index in enumerate(ids) if index in known]
-        if [index for _, index in found] != [ids[count - num_before - 1] for count in counts]:
+        marks = self._known_ids
+        matches = [(match.end(), self._mark_ids[match.group()]) for match in self._marks.finditer(text, start)]
+        counts = [num_before + at + 1 for at, index in enumerate(ids) if index in marks]
+        if [index for _, index in matches] != [ids[count - num_before - 1] for count in counts]:
             return [], []
-        return [place for place, _ in found], counts
+        return [place for place, _ in matches], counts
 
     def num_control(self, ids: Iterable[int]) -> int:
         control = self.control_ids

@@ -38,8 +38,8 @@ class TokenDecoder:
         shown: list[str] = []
         begun = b""  # the first bytes of a character that the tokens so far have not completed
         for token in ids:
-            if not begun and (known := self._whole.get(token)) is not None:
-                shown.append(known)
+            if not begun and (whole := self._whole.get(token)) is not None:
+                shown.append(whole)
                 continue
             data = self._bytes(token)
             if data is None:
@@ -69,8 +69,8 @@ class TokenDecoder:
         if self._byte_level:
             table = _byte_of()
             return bytes(table[letter] for letter in raw) if all(letter in table for letter in raw) else raw.encode()
-        if found := _BYTE.fullmatch(raw):
-            return bytes([int(found[1], 16)])
+        if match := _BYTE.fullmatch(raw):
+            return bytes([int(match[1], 16)])
         return bytes(raw.replace("\u2581", " ").encode("utf-8", "replace"))
 
 

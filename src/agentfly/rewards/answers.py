@@ -27,7 +27,7 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = frozenset(("a", "an", "the"))
 
 
-def alternatives(answer: Any) -> list[str]:
+def alternatives(answer: object) -> list[str]:
     """The answers as texts. Raises ValueError if there is none."""
     if hasattr(answer, "tolist"):  # a column of a Parquet file
         answer = answer.tolist()
@@ -67,20 +67,20 @@ def _value(number: str) -> str:
 
 
 @FunctionReward
-def exact_match(prediction: str, answer: Any) -> float:
+def exact_match(prediction: str, answer: object) -> float:
     """1 if the prediction is exactly the answer, or one of the answers, apart from white space around it."""
     return float(prediction.strip() in {one.strip() for one in alternatives(answer)})
 
 
 @FunctionReward
-def qa_exact_match(prediction: str, answer: Any) -> float:
+def qa_exact_match(prediction: str, answer: object) -> float:
     """1 if the prediction equals an answer after SQuAD's normalisation: case, punctuation and articles do not count."""
     said = normalize(prediction)
     return float(said != "" and said in {normalize(one) for one in alternatives(answer)})
 
 
 @FunctionReward
-def qa_f1(prediction: str, answer: Any) -> float:
+def qa_f1(prediction: str, answer: object) -> float:
     """The F1 of the words that prediction and answer share, after SQuAD's normalisation; the best over the answers."""
     words = normalize(prediction).split()
     return max(_f1(words, normalize(one).split()) for one in alternatives(answer))

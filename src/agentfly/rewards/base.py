@@ -77,8 +77,8 @@ class Reward(ABC):
         for part in self.parts:
             for name in sorted(part.needs - set(fields)):
                 near = difflib.get_close_matches(name, [*fields, *RESERVED], n=1, cutoff=0.5)
-                known = ", ".join([*RESERVED, *sorted(fields)])
-                hint = f"did you mean {near[0]!r}?" if near else f"it can ask for {known}."
+                names = ", ".join([*RESERVED, *sorted(fields)])
+                hint = f"did you mean {near[0]!r}?" if near else f"it can ask for {names}."
                 raise ConfigError(f"reward {part.name!r} asks for {name!r}, which the data does not have; {hint}")
 
     def __mul__(self, factor: float) -> Reward:

@@ -19,7 +19,6 @@ import secrets
 import warnings
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import Any
 
 from ..errors import ConfigError, WorldError, blame
 from .base import Reward
@@ -80,7 +79,7 @@ def code_tests_reward(timeout_s: float = 10.0, memory_mb: int = 512, partial: bo
     if timeout_s <= 0 or memory_mb < 16:
         raise ConfigError("reward 'code_tests': timeout_s must be above 0 and memory_mb at least 16")
 
-    async def code_tests(prediction: str, tests: Any) -> dict[str, float]:
+    async def code_tests(prediction: str, tests: object) -> dict[str, float]:
         asserts, pairs = read_tests(tests)
         code = extract_code(prediction)
         with blame(WorldError, "code_tests could not run"):
@@ -131,7 +130,7 @@ def output_lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.strip().splitlines()]
 
 
-def read_tests(tests: Any) -> tuple[list[str], list[tuple[str, str]]]:
+def read_tests(tests: object) -> tuple[list[str], list[tuple[str, str]]]:
     """Returns assert codes and pairs of stdin and stdout; one of the two lists is empty. Raises ValueError for other tests."""
     if hasattr(tests, "tolist"):  # a column of a Parquet file
         tests = tests.tolist()
@@ -160,7 +159,7 @@ def _refuse_broken(test: str, number: int) -> None:
         raise ValueError(f"tests[{number}] is not Python: {error.msg} in {test!r:.60}") from error
 
 
-def _pair(test: Any, number: int) -> tuple[str, str]:
+def _pair(test: object, number: int) -> tuple[str, str]:
     if isinstance(test, Mapping) and "input" in test and "output" in test:
         test = (test["input"], test["output"])
     if isinstance(test, Sequence) and not isinstance(test, str) and len(test) == 2:

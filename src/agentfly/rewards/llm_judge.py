@@ -79,14 +79,14 @@ def judge(
     if renderer is not None and not drawn.stop_ids:
         drawn = replace(drawn, stop_ids=tuple(renderer.stop_ids))
     placeholders = set(_PLACEHOLDER.findall(prompt))
-    known = {"question", "prediction", "transcript", "lowest", "highest", "fence"}
+    own_names = {"question", "prediction", "transcript", "lowest", "highest", "fence"}
 
     async def mark(prediction: str, trajectory: Trajectory, task: Task) -> float:
         values = {"question": _question(task), "prediction": prediction, "lowest": f"{low:g}", "highest": f"{high:g}"}
         values["fence"] = f"<<{secrets.token_hex(4)}>>"
         if "transcript" in placeholders:
             values["transcript"] = transcript(trajectory)
-        values |= {field: _text(task.fields[field]) for field in placeholders - known}
+        values |= {field: _text(task.fields[field]) for field in placeholders - own_names}
         message = Message("user", _PLACEHOLDER.sub(lambda found: values[found.group(1)], prompt))
         reply, complete = "", True
         for _ in range(attempts):
@@ -100,7 +100,7 @@ def judge(
         )
 
     mark.__doc__ = judge.__doc__
-    return FunctionReward(mark, name=name, timeout_s=timeout_s, needs=placeholders - known)
+    return FunctionReward(mark, name=name, timeout_s=timeout_s, needs=placeholders - own_names)
 
 
 def _open(engine: Engine | str, renderer: Renderer | None) -> tuple[Engine, Renderer | None]:
@@ -108,8 +108,8 @@ def _open(engine: Engine | str, renderer: Renderer | None) -> tuple[Engine, Rend
         return engine, renderer
     from ..engines import open_engine
 
-    opened, found = open_engine(engine)
-    return opened, renderer or found
+    opened, own_renderer = open_engine(engine)
+    return opened, renderer or own_renderer
 
 
 async def _ask(engine: Engine, renderer: Renderer | None, message: Message, sampling: Sampling) -> tuple[str, bool]:
@@ -130,10 +130,10 @@ def read_mark(reply: str, low: float, high: float) -> float | None:
     Marks elsewhere do not count, and one outside the scale, or out of another number than its end, is none.
     """
     tail = reply[-4000:].strip().removesuffix("```").rstrip()  # a long reply must not take longer to search
-    found = _MARK.fullmatch(re.sub(r"[*_`]", "", tail.rpartition("\n")[2]).strip())
-    if found and found.group(2) and float(found.group(2)) != high:  # "8 of 100" is not 8 of 10
+    match = _MARK.fullmatch(re.sub(r"[*_`]", "", tail.rpartition("\n")[2]).strip())
+    if match and match.group(2) and float(match.group(2)) != high:  # "8 of 100" is not 8 of 10
         return None
-    mark = float(found.group(1)) if found else _from_json(tail)
+    mark = float(match.group(1)) if match else _from_json(tail)
     return mark if mark is not None and low <= mark <= high else None
 
 
@@ -144,11 +144,11 @@ def _from_json(text: str) -> float | None:
         value = json.loads(text[start:]) if start >= 0 else None
     except (ValueError, RecursionError):
         return None
-    found = value.get("score", value.get("rating")) if isinstance(value, dict) else None
-    if isinstance(found, str) and re.fullmatch(_NUMBER, found.strip()):
-        return float(found)
+    mark = value.get("score", value.get("rating")) if isinstance(value, dict) else None
+    if isinstance(mark, str) and re.fullmatch(_NUMBER, mark.strip()):
+        return float(mark)
     try:
-        return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
+        return float(mark) if isinstance(mark, (int, float)) and not isinstance(mark, bool) else None
     except OverflowError:  # an integer of more than 308 digits
         return None
 

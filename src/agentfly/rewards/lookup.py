@@ -39,8 +39,8 @@ class Factory(Generic[P]):
         try:
             signature.bind(**options)
         except TypeError as error:
-            known = ", ".join(signature.parameters)
-            raise ConfigError(f"reward {self.name!r}: {error}; its options are {known}") from error
+            options_text = ", ".join(signature.parameters)
+            raise ConfigError(f"reward {self.name!r}: {error}; its options are {options_text}") from error
         return self.make(**options)  # type: ignore[call-arg]
 
 
@@ -49,7 +49,7 @@ def factory(name: str) -> Callable[[Callable[P, Reward]], Factory[P]]:
     return lambda make: Factory(make, name)
 
 
-def as_reward(thing: Any) -> Reward:
+def as_reward(thing: object) -> Reward:
     """The reward that a value stands for. Raises ConfigError."""
     if isinstance(thing, Reward):
         return thing
@@ -67,7 +67,7 @@ def as_reward(thing: Any) -> Reward:
     return FunctionReward(thing)
 
 
-def _part(name: Any, value: Any) -> Reward:
+def _part(name: object, value: object) -> Reward:
     """One row of a table of weights: a number, or a table with `weight` and the options of a reward that has some."""
     options = dict(value) if isinstance(value, Mapping) else {"weight": value}
     weight, alias = options.pop("weight", 1.0), options.pop("name", None)

@@ -14,7 +14,7 @@ from ..errors import RewardError
 from .base import Score
 
 
-def read(value: Any, who: str, num_turns: int) -> Score:
+def read(value: object, who: str, num_turns: int) -> Score:
     """`who` begins the sentence of an error: "reward 'exact' on task 't7'"."""
     if isinstance(value, Score):
         given: Mapping[str, Any] = {**value.components, "reward": value.reward, "turn_rewards": value.turn_rewards}
@@ -39,7 +39,7 @@ def read(value: Any, who: str, num_turns: int) -> Score:
     )
 
 
-def number(value: Any, returned: str) -> float:
+def number(value: object, returned: str) -> float:
     """A finite float. Booleans, ints and zero-dimensional arrays count as numbers; strings and None do not."""
     if not isinstance(value, numbers.Real) and getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
@@ -55,7 +55,7 @@ def number(value: Any, returned: str) -> float:
     return result
 
 
-def _turns(turns: Any, who: str, num_turns: int) -> tuple[float, ...]:
+def _turns(turns: object, who: str, num_turns: int) -> tuple[float, ...]:
     if isinstance(turns, str) or not isinstance(turns, Sequence):
         raise RewardError(f"{who} returned turn_rewards of type {type(turns).__name__}; it is a list with one number per turn.")
     if len(turns) != num_turns:
@@ -63,6 +63,6 @@ def _turns(turns: Any, who: str, num_turns: int) -> tuple[float, ...]:
     return tuple(number(value, f"{who} returned turn_rewards[{i}] =") for i, value in enumerate(turns))
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -369,10 +369,10 @@ def _sampling(base: Sampling, room: int, trajectory: Trajectory, turn: int) -> S
 
 async def score(reward: Reward, trajectory: Trajectory, context: Context) -> None:
     """Set the final reward and its components, and add the rewards of turns."""
-    found = await reward.score(trajectory, context.env, context.lend)
-    trajectory.reward = found.reward
-    trajectory.components = dict(found.components)
-    for turn, extra in zip(trajectory.turns, found.turn_rewards or (), strict=False):
+    result = await reward.score(trajectory, context.env, context.lend)
+    trajectory.reward = result.reward
+    trajectory.components = dict(result.components)
+    for turn, extra in zip(trajectory.turns, result.turn_rewards or (), strict=False):
         turn.reward += extra
 
 

@@ -219,8 +219,8 @@ class ChatSession:
             return opening_messages(self.agent, task)
         if task is None:
             task = Task("chat", ())
-        kept = task.messages[:-1] if task.messages and task.messages[-1].role == "user" else task.messages
-        return opening_messages(self.agent, replace(task, messages=(*kept, Message("user", text))))
+        before = task.messages[:-1] if task.messages and task.messages[-1].role == "user" else task.messages
+        return opening_messages(self.agent, replace(task, messages=(*before, Message("user", text))))
 
     def _complete_last_turn(self) -> None:
         """Answer the calls of a turn that was stopped, so that the conversation can go on."""

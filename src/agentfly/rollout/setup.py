@@ -117,17 +117,17 @@ def environment_kinds(agent: RunnableAgent, max_concurrency: int, share: tuple[i
     A pool without a set size gets one environment for each concurrent chain, as far as the budget allows. A set size is
     divided among the processes of `share`.
     """
-    found: dict[Any, Spec] = {} if agent.env is None else {agent.env.make: agent.env}
+    specs: dict[Any, Spec] = {} if agent.env is None else {agent.env.make: agent.env}
     in_use = [kind for tool in agent.tools.values() for kind in tool.envs]
     for kind in [*in_use, *(agent.reward.envs if agent.reward else ())]:
-        found.setdefault(kind, spec_of(kind))
+        specs.setdefault(kind, spec_of(kind))
     pools = agent.resources.get("pools", {})
-    if unknown := set(pools) - {spec.name for spec in found.values()}:
-        names = ", ".join(spec.name for spec in found.values()) or "none"
+    if unknown := set(pools) - {spec.name for spec in specs.values()}:
+        names = ", ".join(spec.name for spec in specs.values()) or "none"
         raise ConfigError(f"resources.pools names {sorted(unknown)[0]!r}, but the environments in use are: {names}")
     sizes = _pool_sizes(agent.tools.values())
     kinds = []
-    for kind, spec in found.items():
+    for kind, spec in specs.items():
         settings = {**sizes.get(kind, {}), **pools.get(spec.name, {})}
         if spec.max is None and "max" not in settings and settings.get("placement", spec.placement) == "loop":
             fits = _budget(agent, share[1]).holds(settings.get("cost", spec.cost))
@@ -151,13 +151,13 @@ def _pool_sizes(tools: Iterable[Tool]) -> dict[type, dict[str, int]]:
     sizes: dict[type, dict[str, int]] = {}
     for tool in tools:
         for kind, wanted in tool.pools.items():
-            known = sizes.setdefault(kind, {})
-            if any(known.get(key, size) != size for key, size in wanted.items()):
+            pool = sizes.setdefault(kind, {})
+            if any(pool.get(key, size) != size for key, size in wanted.items()):
                 raise ConfigError(
-                    f"tools ask for pools of {known['max']} and {wanted['max']} {kind.__name__}: all of them use one pool, so "
+                    f"tools ask for pools of {pool['max']} and {wanted['max']} {kind.__name__}: all of them use one pool, so "
                     f"give one pool_size"
                 )
-            known |= wanted
+            pool |= wanted
     return sizes
 
 
@@ -188,9 +188,9 @@ def as_sampling(value: Sampling | Mapping[str, Any] | None) -> Sampling:
     """Returns a Sampling from one, from a mapping of its fields, or from None. Raises ConfigError for an unknown field."""
     if value is None or isinstance(value, Sampling):
         return value or Sampling()
-    known = Sampling.__dataclass_fields__
-    if unknown := set(value) - set(known):
-        raise ConfigError(f"sampling has no key {sorted(unknown)[0]!r}; it has {', '.join(known)}")
+    names = Sampling.__dataclass_fields__
+    if unknown := set(value) - set(names):
+        raise ConfigError(f"sampling has no key {sorted(unknown)[0]!r}; it has {', '.join(names)}")
     fields: dict[str, Any] = {
         key: tuple(item) if key in ("stop", "stop_ids") and isinstance(item, list) else item for key, item in value.items()
     }

@@ -59,18 +59,18 @@ class RunSummary:
 
 def find_runs(folder: str | Path) -> list[RunSummary]:
     """The runs below a folder, the one that wrote last first. A folder that does not exist has none."""
-    found = [summarize(path, name) for name, path in run_folders(folder).items()]
-    return sorted(found, key=lambda run: (-(run.updated or 0.0), run.name))
+    summaries = [summarize(path, name) for name, path in run_folders(folder).items()]
+    return sorted(summaries, key=lambda run: (-(run.updated or 0.0), run.name))
 
 
 def run_folders(folder: str | Path) -> dict[str, Path]:
     """The folders of runs by name, without opening them. Links are not followed, so no run lies outside of the folder."""
     root = Path(folder)
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
 
     def look(path: Path, depth: int) -> None:
         if (path / "run.db").is_file() and not (path / "run.db").is_symlink():
-            found[path.relative_to(root).as_posix() if path != root else path.resolve().name] = path
+            folders[path.relative_to(root).as_posix() if path != root else path.resolve().name] = path
             return
         if depth < MAX_DEPTH:
             with contextlib.suppress(OSError):
@@ -80,7 +80,7 @@ def run_folders(folder: str | Path) -> dict[str, Path]:
 
     if root.is_dir():
         look(root, 0)
-    return found
+    return folders
 
 
 def summarize(path: str | Path, name: str | None = None) -> RunSummary:
@@ -101,7 +101,7 @@ def _summarize(reader: RunReader, path: Path, name: str, updated: float | None) 
     curves = reader.series(["reward/mean", "validation/success", "validation/scored", "validation/chains"])
     rewards = [value for _, _, value in curves["reward/mean"]]
     held = [value for _, _, value in curves["validation/success"] if value is not None]
-    known = [value for value in rewards if value is not None]
+    finite = [value for value in rewards if value is not None]
     chains = {at: count for at, _, count in curves["validation/chains"]}
     counts = [(scored, chains.get(at)) for at, _, scored in curves["validation/scored"]]
     return RunSummary(
@@ -116,7 +116,7 @@ def _summarize(reader: RunReader, path: Path, name: str, updated: float | None) 
         step=step,
         total_steps=meta.get("total_steps") or described["total_steps"],
         chains=reader.num_chains(),
-        reward=known[-1] if known else None,
+        reward=finite[-1] if finite else None,
         spark=thin(rewards, SPARK_POINTS),
         first_validation=held[0] if held else None,
         best_validation=max(held, default=None),
@@ -152,11 +152,13 @@ def thin(values: list[float | None], most: int) -> list[float | None]:
     """At most `most` values: the means of equal parts of the list. A part without values is None."""
     if len(values) <= most:
         return values
-    found: list[float | None] = []
+    means: list[float | None] = []
     for part in range(most):
-        known = [value for value in values[part * len(values) // most : (part + 1) * len(values) // most] if value is not None]
-        found.append(math.fsum(known) / len(known) if known else None)
-    return found
+        part_values = [
+            value for value in values[part * len(values) // most : (part + 1) * len(values) // most] if value is not None
+        ]
+        means.append(math.fsum(part_values) / len(part_values) if part_values else None)
+    return means
 
 
 def _table(config: dict[str, Any], name: str) -> dict[str, Any]:

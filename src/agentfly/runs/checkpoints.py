@@ -71,14 +71,14 @@ def staging_folder(folder: Path, step: int) -> Path:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Returns the finished checkpoints, oldest first."""
-    found: dict[int, Path] = {}
+    paths: dict[int, Path] = {}
     for path in folder.glob(f".{PREFIX}*.replaced"):
         if name := CHECKPOINT.fullmatch(path.name.removeprefix(".").removesuffix(".replaced")):
-            found[int(name[1])] = path
+            paths[int(name[1])] = path
     for path in folder.glob(f"{PREFIX}*"):
         if name := CHECKPOINT.fullmatch(path.name):
-            found[int(name[1])] = path
-    return [path for _, path in sorted(found.items()) if path.is_dir()]
+            paths[int(name[1])] = path
+    return [path for _, path in sorted(paths.items()) if path.is_dir()]
 
 
 def latest_checkpoint(run: Path) -> Path:
@@ -87,8 +87,8 @@ def latest_checkpoint(run: Path) -> Path:
         raise ConfigError(f"there is no run folder {run}")
     newest, broken = find_checkpoint(run / "checkpoints")
     if newest is None:
-        told = f"; {why_broken(broken)}" if broken else ""
-        raise ConfigError(f"{run} holds no intact checkpoint{told}")
+        why = f"; {why_broken(broken)}" if broken else ""
+        raise ConfigError(f"{run} holds no intact checkpoint{why}")
     return newest
 
 
@@ -256,6 +256,6 @@ def _storage_errors(folder: Path, what: str) -> Iterator[None]:
         if error.errno in FULL:
             with contextlib.suppress(OSError):
                 why += f" (without it, {shutil.disk_usage(folder).free / 1e6:,.1f} MB are free)"
-        kept = list_checkpoints(folder)
-        newest = f"the newest checkpoint is {kept[-1]}" if kept else "there is no checkpoint yet"
+        checkpoints = list_checkpoints(folder)
+        newest = f"the newest checkpoint is {checkpoints[-1]}" if checkpoints else "there is no checkpoint yet"
         raise StorageError(f"{what} cannot be written to {folder}: {why}; {newest}") from error

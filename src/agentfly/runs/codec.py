@@ -53,12 +53,12 @@ def decode(data: bytes) -> Trajectory:
     try:
         if data[:1] != packed.MARK:
             raise ValueError("the bytes begin with another mark")
-        found = packed.decode(data)
+        trajectory = packed.decode(data)
     except (zlib.error, struct.error, ValueError, LookupError, TypeError, AttributeError, InvariantError) as error:
         raise ConfigError(f"a stored trajectory cannot be read: {type(error).__name__}: {error}") from error
-    if not isinstance(found, Trajectory):
-        raise ConfigError(f"a stored trajectory cannot be read: the bytes hold a {type(found).__name__}")
-    return found
+    if not isinstance(trajectory, Trajectory):
+        raise ConfigError(f"a stored trajectory cannot be read: the bytes hold a {type(trajectory).__name__}")
+    return trajectory
 
 
 def body_contains(data: bytes, needle: bytes) -> bool:
@@ -110,8 +110,8 @@ def to_json(trajectory: Trajectory) -> dict[str, Any]:
 def from_json(data: Mapping[str, Any]) -> Trajectory:
     if data["format"] != JSON_FORMAT:
         raise ValueError(f"format {data['format']}, but this version reads the JSON format {JSON_FORMAT}")
-    found: Trajectory = _read(Trajectory, data)
-    return found
+    trajectory: Trajectory = _read(Trajectory, data)
+    return trajectory
 
 
 def _write(value: Any, field: str = "") -> Any:
@@ -138,7 +138,7 @@ def _write(value: Any, field: str = "") -> Any:
 
 def _read(cls: type, data: Mapping[str, Any]) -> Any:
     """The record that `_write` wrote. Fields with a default may be absent."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name in [each.name for each in fields(cls) if each.name in data]:
         value = data[name]
         if name == "task":
@@ -154,10 +154,10 @@ def _read(cls: type, data: Mapping[str, Any]) -> Any:
             value = _untag(value)
         elif name == "outcome":
             value = Outcome(value)
-        found[name] = value
+        values[name] = value
     if cls is Turn:
-        found["completion"] = _read(Completion, {**data, "tool_calls": data["native_calls"]})
-    return cls(**found)
+        values["completion"] = _read(Completion, {**data, "tool_calls": data["native_calls"]})
+    return cls(**values)
 
 
 def _tag(value: object) -> Any:

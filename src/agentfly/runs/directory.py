@@ -69,7 +69,7 @@ class RunDirectory:
         """The steps of the finished checkpoints, intact or not."""
         if not self.checkpoints.is_dir():
             return []
-        return sorted(int(found[1]) for entry in self.checkpoints.iterdir() if (found := CHECKPOINT.fullmatch(entry.name)))
+        return sorted(int(match[1]) for entry in self.checkpoints.iterdir() if (match := CHECKPOINT.fullmatch(entry.name)))
 
     def lock(self) -> AbstractContextManager[None]:
         """Held by the process that trains in this folder. Raises ConfigError if another process holds it."""

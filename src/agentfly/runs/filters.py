@@ -67,11 +67,11 @@ class ChainFilter:
 
     def conditions(self) -> tuple[list[str], list[Any]]:
         """SQL conditions without `tool`, which the reader adds, and their values."""
-        found: list[tuple[str, Any]] = []
+        pairs: list[tuple[str, Any]] = []
         for column in ("step", "split", "task_id", "draw", "outcome"):
             value = getattr(self, column)
             if value is not None:
-                found.append((f"{column} = ?", clean_text(value) if isinstance(value, str) else value))
+                pairs.append((f"{column} = ?", clean_text(value) if isinstance(value, str) else value))
         for condition, value in (
             ("step >= ?", self.step_low),
             ("step <= ?", self.step_high),
@@ -84,8 +84,8 @@ class ChainFilter:
             ("num_turns <= ?", self.max_turns),
         ):
             if value is not None:
-                found.append((condition, value))
-        where, values = [condition for condition, _ in found], [value for _, value in found]
+                pairs.append((condition, value))
+        where, values = [condition for condition, _ in pairs], [value for _, value in pairs]
         if self.trained is not None:
             where.append("num_trained > 0" if self.trained else "(num_trained IS NULL OR num_trained = 0)")
         if self.failed is not None:

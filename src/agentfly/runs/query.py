@@ -121,8 +121,8 @@ class RunReader(Displayed):
         """The newest step that has metrics or chains."""
         # A step that has metrics is whole. The metrics themselves are in the order of their names.
         whole, played = "SELECT max(step) FROM steps WHERE whole = 1", "SELECT max(step) FROM trajectories"
-        found = [self._fetch(each)[0][0] for each in (whole, played)]
-        return max((step for step in found if step is not None), default=None)
+        steps = [self._fetch(each)[0][0] for each in (whole, played)]
+        return max((step for step in steps if step is not None), default=None)
 
     def num_chains(self) -> int:
         """All stored chains."""
@@ -148,31 +148,31 @@ class RunReader(Displayed):
 
     def series(self, names: Sequence[str], after_step: int | None = None) -> dict[str, list[Point]]:
         """The values of each metric in the order of the steps. A name without values has an empty list."""
-        found: dict[str, list[Point]] = {}
+        series: dict[str, list[Point]] = {}
         for name in dict.fromkeys(names):
             statement = "SELECT step, time, value FROM metrics WHERE name = ? AND step > ? ORDER BY step"
             rows = self._fetch(statement, (clean_text(name), -1 if after_step is None else after_step))
-            found[name] = [(step, at, _finite(value)) for step, at, value in rows]
-        return found
+            series[name] = [(step, at, _finite(value)) for step, at, value in rows]
+        return series
 
     def outcomes_by_step(self, after_step: int | None = None) -> list[StepRow]:
         """Every step with its outcomes and rewards, in the order of the steps, train before validation."""
         after = -1 if after_step is None else after_step
         times = {row[0]: row[1:] for row in self._fetch("SELECT step, started, ended, phase, whole FROM steps")}
-        kept = {
+        stats = {
             (step, split): (chains, scored, mean, json.loads(quantiles), json.loads(outcomes))
             for step, split, chains, scored, mean, quantiles, outcomes in self._fetch(
                 "SELECT step, split, chains, scored, mean, quantiles, outcomes FROM step_stats WHERE step > ?", (after,)
             )
         }
-        places = [place for place in self._places(after) if place not in kept]
-        kept |= {place: self._stats(*place) for place in places}
+        places = [place for place in self._places(after) if place not in stats]
+        stats |= {place: self._stats(*place) for place in places}
         return [
             StepRow(
                 step, split, chains, scored, outcomes, mean, quantiles,
                 *((None, None, None, False) if step not in times else (*times[step][:3], bool(times[step][3]))),
             )
-            for (step, split), (chains, scored, mean, quantiles, outcomes) in sorted(kept.items())
+            for (step, split), (chains, scored, mean, quantiles, outcomes) in sorted(stats.items())
         ]  # fmt: skip
 
     def _places(self, after: int) -> list[tuple[int, str]]:
@@ -221,9 +221,9 @@ class RunReader(Displayed):
             # The inner statement sorts keys, not whole rows.
             inner = f"SELECT {source.key} FROM {source.tables} WHERE {conditions} ORDER BY {terms} LIMIT ? OFFSET ?"
             outer = f"key IN ({inner}) ORDER BY {order.sql(by_index=False)}"
-            found = self._rows(outer, (*values, limit + 1 - len(rows), offset))
-            if found or not offset:
-                rows, offset = rows + found, 0
+            page = self._rows(outer, (*values, limit + 1 - len(rows), offset))
+            if page or not offset:
+                rows, offset = rows + page, 0
             else:  # all of this part is skipped
                 offset -= self._fetch(f"SELECT count(*) FROM {source.tables} WHERE {conditions}", values)[0][0]
             if len(rows) > limit:
@@ -295,8 +295,8 @@ class RunReader(Displayed):
             keys = [key for (key,) in self._fetch(inner, (*source.values, *more))]
             for place in range(0, len(keys), _READ):
                 some = keys[place : place + _READ]
-                found = f"SELECT key FROM bodies WHERE key IN ({', '.join('?' * len(some))}) AND body_contains(body, ?)"
-                rows += self._rows(f"key IN ({found}) ORDER BY {order.sql()} LIMIT ?", (*some, needle, limit - len(rows)))
+                matching = f"SELECT key FROM bodies WHERE key IN ({', '.join('?' * len(some))}) AND body_contains(body, ?)"
+                rows += self._rows(f"key IN ({matching}) ORDER BY {order.sql()} LIMIT ?", (*some, needle, limit - len(rows)))
                 full = len(rows) == limit
                 start = Cursor(None, rows[-1].key if full else some[-1])
                 if full or time.monotonic() > ends:
@@ -307,15 +307,15 @@ class RunReader(Displayed):
 
     def count(self, filter: ChainFilter | None = None, cap: int = COUNT_CAP) -> Count:  # noqa: A002
         """The number of chains that match, at most `cap`. Not exact if counting them takes longer than `timeout_s`."""
-        found, ends = 0, time.monotonic() + self.timeout_s
+        total, ends = 0, time.monotonic() + self.timeout_s
         try:
             for part in self._count_parts(filter or ChainFilter(), cap, ends):
-                found += part
-                if found > cap:
+                total += part
+                if total > cap:
                     return Count(cap, False)
         except QueryTimeout:
-            return Count(found, False)
-        return Count(found, True)
+            return Count(total, False)
+        return Count(total, True)
 
     def _count_parts(self, chosen: ChainFilter, cap: int, ends: float) -> Iterator[int]:
         """Counts one range of keys after the other, each twice as large. Raises QueryTimeout if the time is up."""
@@ -350,18 +350,18 @@ class RunReader(Displayed):
             every = 1 + newest // SAMPLE_ABOVE
             condition = _all([*where, f"trajectories.key % {every} = 0"] if every > 1 else where)
             statement = f"SELECT score, count(*) FROM {source.tables} WHERE {condition} GROUP BY score"
-            found, share = Counter(dict(self._fetch(statement, source.values))), 1 / every
+            scores, share = Counter(dict(self._fetch(statement, source.values))), 1 / every
         else:
-            found, share = self._scores(source, where, newest)
-        if not found:
+            scores, share = self._scores(source, where, newest)
+        if not scores:
             return Histogram([], [])
-        low, high = min(found), max(found)
+        low, high = min(scores), max(scores)
         if not math.isfinite(high - low):
             raise ConfigError(f"rewards from {low} to {high} have no histogram")
         if low == high:
-            return Histogram([low, high], [round(found[low] / share)], share)
+            return Histogram([low, high], [round(scores[low] / share)], share)
         counts, scale = [0] * bins, bins / (high - low)
-        for score, count in found.items():
+        for score, count in scores.items():
             counts[min(bins - 1, int((score - low) * scale))] += round(count / share)
         width = (high - low) / bins
         return Histogram([*(low + width * index for index in range(bins)), high], counts, share)
@@ -371,24 +371,24 @@ class RunReader(Displayed):
         statement = f"SELECT score FROM {source.tables} WHERE {_all(where)}"
         if not source.parts or newest <= SAMPLE_PARTS:
             return Counter(chain.from_iterable(self._iterate(statement, source.values))), 1.0
-        found, size = Counter[float](), -(-newest // _STRATA)
+        scores, size = Counter[float](), -(-newest // _STRATA)
         ends = time.monotonic() + min(HISTOGRAM_S, self.timeout_s)
         # The halves of the run, then its quarters, and so on: a part of them is a fair sample of all steps.
         for number, place in enumerate(sorted(range(_STRATA), key=lambda place: f"{place:06b}"[::-1]), 1):
             bounds = (place * size + 1, (place + 1) * size)
             rows = self._iterate(f"{statement} AND {source.key} BETWEEN ? AND ?", (*source.values, *bounds))
-            found.update(chain.from_iterable(rows))
+            scores.update(chain.from_iterable(rows))
             if time.monotonic() > ends:
-                return found, number / _STRATA
-        return found, 1.0
+                return scores, number / _STRATA
+        return scores, 1.0
 
     def groups(self, step: int, split: str = "train") -> list[GroupRow]:
         """The groups of a step, in the order of their first chain."""
-        found: dict[tuple[str, int], list[Any]] = {}
+        groups: dict[tuple[str, int], list[Any]] = {}
         statement = "SELECT task_id, draw, score, num_trained FROM trajectories WHERE step = ? AND split = ? ORDER BY key"
         for task, draw, score, trained in self._fetch(statement, (step, split)):
-            found.setdefault((task, draw), []).append((score, trained))
-        return [group_row(step, task, draw, chains) for (task, draw), chains in found.items()]
+            groups.setdefault((task, draw), []).append((score, trained))
+        return [group_row(step, task, draw, chains) for (task, draw), chains in groups.items()]
 
     def group(self, step: int, task_id: str, draw: int | None = None, split: str = "train") -> list[ChainRow]:
         """The sibling chains of a task in a step, by their number. Without `draw`, those of all its draws."""
@@ -398,17 +398,17 @@ class RunReader(Displayed):
 
     def row(self, id: str) -> ChainRow:  # noqa: A002 - the name of the field
         """The summary of the newest chain with this id. Raises ConfigError if there is none."""
-        found = self._rows("id = ? ORDER BY key DESC LIMIT 1", (clean_text(id),))
-        if not found:
+        rows = self._rows("id = ? ORDER BY key DESC LIMIT 1", (clean_text(id),))
+        if not rows:
             raise ConfigError(f"{self.path} has no trajectory {id!r}")
-        return found[0]
+        return rows[0]
 
     def trajectory(self, id: str) -> Trajectory:  # noqa: A002
         """The newest chain with this id, complete. Raises ConfigError if there is none, or it cannot be read."""
-        found = self._fetch("SELECT body FROM bodies WHERE key = ?", (self.row(id).key,))
-        if not found:
+        bodies = self._fetch("SELECT body FROM bodies WHERE key = ?", (self.row(id).key,))
+        if not bodies:
             raise ConfigError(f"{self.path} has no trajectory {id!r}")
-        return decode(found[0][0])
+        return decode(bodies[0][0])
 
     def token_series(self, id: str) -> TokenSeries:  # noqa: A002
         """What the learner recorded for each sampled token of the newest chain with this id."""
@@ -457,7 +457,7 @@ class RunReader(Displayed):
         each of `max_points` equal intervals.
         """
         start = -math.inf if since is None else since
-        found: dict[str, list[tuple[float, float | None]]] = {}
+        gauges: dict[str, list[tuple[float, float | None]]] = {}
         for name in self.gauge_names() if names is None else dict.fromkeys(names):
             before = self._fetch("SELECT t, value FROM gauges WHERE name = ? AND t < ? ORDER BY t DESC LIMIT 1", (name, start))
             low, high = (
@@ -472,8 +472,8 @@ class RunReader(Displayed):
                     "GROUP BY CAST((t - ?) / ? AS INTEGER) ORDER BY 1",
                     (name, start, low, width),
                 )
-            found[name] = [(at, _finite(value)) for at, value in [*before, *points]]
-        return found
+            gauges[name] = [(at, _finite(value)) for at, value in [*before, *points]]
+        return gauges
 
     def live(self) -> dict[str, tuple[float, Any]]:
         """What the run last said about now, with the time: "chains" (those that run) and "leases" (held by which chain)."""
@@ -489,11 +489,11 @@ class RunReader(Displayed):
         for row in self._fetch(f"SELECT name, calls, errors, max_s, buckets FROM tools WHERE {_all(where)}", values):
             name, counts = tool_row(row)
             merged.setdefault(name, ToolCounts()).merge(counts)
-        found = [
+        rows = [
             ToolRow(name, each.calls, each.errors, each.quantile(0.5), each.quantile(0.95), each.max_s, step, split)
             for name, each in merged.items()
         ]
-        return sorted(found, key=lambda tool: (-(tool.p95_s or 0.0), tool.name))
+        return sorted(rows, key=lambda tool: (-(tool.p95_s or 0.0), tool.name))
 
     def tools_by_step(self, name: str, split: str = "train") -> list[ToolRow]:
         """One tool over the steps."""
@@ -588,8 +588,8 @@ class RunReader(Displayed):
         """What to tell about a query that was interrupted, with a filter that is narrower."""
         newest = self._opened.db.execute("SELECT max(step) FROM trajectories").fetchone()[0] or 0
         steps = f", for example to the steps from {newest - NEWEST_STEPS} on (step_low={newest - NEWEST_STEPS})"
-        told = f"the query took longer than {self.timeout_s:g} s: narrow the filter"
-        return told + (steps if newest > NEWEST_STEPS else ", for example to one step or one task")
+        sentence = f"the query took longer than {self.timeout_s:g} s: narrow the filter"
+        return sentence + (steps if newest > NEWEST_STEPS else ", for example to one step or one task")
 
 
 def _needle(chosen: ChainFilter) -> bytes:

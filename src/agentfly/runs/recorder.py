@@ -65,19 +65,19 @@ class Recorder:
     # ---- the run ---------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def running(self, **meta: Any) -> Iterator[None]:
+    def running(self, **meta: object) -> Iterator[None]:
         """Records who runs what while the body runs, and how it ended: "finished", or "stopped" with the reason."""
         now = self._clock()
-        known = self.writer.store.meta()
-        begun = {"status": "running", "started": known.get("started", now), "heartbeat": now, "error": None, "ended": None}
-        resumed = {"resumed": now} if "started" in known else {}
+        before = self.writer.store.meta()
+        begun = {"status": "running", "started": before.get("started", now), "heartbeat": now, "error": None, "ended": None}
+        resumed = {"resumed": now} if "started" in before else {}
         self._put(lambda store: store.set_meta({**begun, **resumed, **process_mark(), "version": package_version(), **meta}))
         try:
             yield
         except BaseException as error:
             stopped = isinstance(error, asyncio.CancelledError | KeyboardInterrupt | SystemExit)
-            told = "stopped by a signal" if stopped else str(error) or type(error).__name__
-            self._end("stopped", told if isinstance(error, AgentFlyError) or stopped else f"{type(error).__name__}: {told}")
+            reason = "stopped by a signal" if stopped else str(error) or type(error).__name__
+            self._end("stopped", reason if isinstance(error, AgentFlyError) or stopped else f"{type(error).__name__}: {reason}")
             raise
         self._end("finished" if self.stopped is None else "stopped", self.stopped)
 

@@ -249,15 +249,15 @@ class ToolCounts:
 
 def tool_counts(trajectory: Trajectory) -> dict[str, ToolCounts]:
     """The calls of a chain by tool. A call without a result was interrupted, and counts as failed."""
-    found: dict[str, ToolCounts] = {}
+    counts: dict[str, ToolCounts] = {}
     for turn in trajectory.turns:
         for index, call in enumerate(turn.calls):
             result = turn.results[index] if index < len(turn.results) else None
             unknown = result is not None and result.error == "unknown_tool"
             name = UNKNOWN_TOOL if unknown else clean_text(call.name[:200])
             seconds = turn.calls_s[index] if index < len(turn.calls_s) else None
-            found.setdefault(name, ToolCounts()).add(seconds, result is None or result.error is not None)
-    return found
+            counts.setdefault(name, ToolCounts()).add(seconds, result is None or result.error is not None)
+    return counts
 
 
 def tool_values(counts: ToolCounts) -> tuple[Any, ...]:

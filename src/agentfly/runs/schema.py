@@ -188,8 +188,8 @@ def _statements(script: str) -> list[str]:
 
 def can_index_texts(db: sqlite3.Connection) -> bool:
     """Whether this SQLite has full-text indexes of trigrams. A store without them is searched by reading all chains."""
-    known = sqlite3.sqlite_version_info >= (3, 34)  # the tokenizer "trigram"
-    return known and db.execute("SELECT 1 FROM pragma_module_list WHERE name = 'fts5'").fetchone() is not None
+    has_trigrams = sqlite3.sqlite_version_info >= (3, 34)  # the tokenizer "trigram"
+    return has_trigrams and db.execute("SELECT 1 FROM pragma_module_list WHERE name = 'fts5'").fetchone() is not None
 
 
 def indexes_texts(db: sqlite3.Connection) -> bool:
@@ -261,10 +261,10 @@ def open_readonly(path: Path, *, timeout_s: float = BUSY_S) -> Opened:
                 for file in (path, log):
                     shutil.copy(file, copied / file.name)
                 db = _open(copied / path.name, "mode=rw", timeout_s)
-        found = int(db.execute("PRAGMA user_version").fetchone()[0])
-        if found != FORMAT:
+        version = int(db.execute("PRAGMA user_version").fetchone()[0])
+        if version != FORMAT:
             db.close()
-            raise ConfigError(f"{path} is a run store of format {found}, but this version reads format {FORMAT}")
+            raise ConfigError(f"{path} is a run store of format {version}, but this version reads format {FORMAT}")
         texts = indexes_texts(db)
         db.execute("PRAGMA query_only = ON")
     except (sqlite3.Error, OSError) as error:

@@ -133,13 +133,13 @@ class RunStore:
             raise ConfigError(f"{self.path} cannot be opened as a run store: {error}") from error
 
     def _prepare(self) -> None:
-        found = int(self._db.execute("PRAGMA user_version").fetchone()[0])
-        if found not in (0, FORMAT):
+        version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
+        if version not in (0, FORMAT):
             self._db.close()
-            raise ConfigError(f"{self.path} is a run store of format {found}, but this version reads format {FORMAT}")
+            raise ConfigError(f"{self.path} is a run store of format {version}, but this version reads format {FORMAT}")
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing, a power cut at most the last steps
-        if found == 0:
+        if version == 0:
             with self.transaction() as db:
                 create(db)
         self._texts = indexes_texts(self._db)
@@ -183,7 +183,7 @@ class RunStore:
             if self._texts:
                 db.execute(INDEX_SUMMARIES, (first,))
                 insert(db, INSERT_TEXT, zip(keys, texts, strict=True))
-            named = [(name, key, each) for key, found in zip(keys, counts, strict=True) for name, each in found.items()]
+            named = [(name, key, each) for key, tools in zip(keys, counts, strict=True) for name, each in tools.items()]
             insert(db, INSERT_CALLS, [(name, key, each.calls, each.errors) for name, key, each in named])
             called = sum_tools(counts)
             _add_tools(db, step, split, called)
@@ -195,20 +195,20 @@ class RunStore:
         with self.transaction() as db:
             named = {clean_text(record.trajectory): record for record in records}
             keys = self._keys_of(db, step, named)
-            known = [(keys[name], record) for name, record in named.items() if name in keys]
-            set_trained(db, [(key, record.advantage, record.num_trained) for key, record in known])
-            series = [(key, name, *values) for key, record in known for name, values in record.series.items()]
+            stored = [(keys[name], record) for name, record in named.items() if name in keys]
+            set_trained(db, [(key, record.advantage, record.num_trained) for key, record in stored])
+            series = [(key, name, *values) for key, record in stored for name, values in record.series.items()]
             insert(db, INSERT_TOKENS, series)
 
     def _keys_of(self, db: sqlite3.Connection, step: int, ids: Iterable[str]) -> dict[str, int]:
         """Returns the newest keys of the chains of a step, by their ids."""
-        found: dict[str, int] = {}
+        newest: dict[str, int] = {}
         for at, keys in self._added:
             if at == step:
-                found |= keys
-        if any(name not in found for name in ids):  # added long ago, or before the store was opened
-            found = dict(db.execute("SELECT id, key FROM trajectories WHERE step = ? ORDER BY key", (step,)))
-        return found
+                newest |= keys
+        if any(name not in newest for name in ids):  # added long ago, or before the store was opened
+            newest = dict(db.execute("SELECT id, key FROM trajectories WHERE step = ? ORDER BY key", (step,)))
+        return newest
 
     def set_meta(self, values: Mapping[str, Any]) -> None:
         """Replaces what the run says about itself; the values are JSON."""
@@ -277,8 +277,8 @@ class RunStore:
             if db.execute("SELECT 1 FROM step_stats WHERE step = ? AND split = ?", (step, split)).fetchone():
                 continue
             chains = db.execute("SELECT outcome, score FROM trajectories WHERE step = ? AND split = ?", (step, split))
-            if found := chains.fetchall():
-                db.execute(INSERT_STATS, stats_values(step, split, found))
+            if rows := chains.fetchall():
+                db.execute(INSERT_STATS, stats_values(step, split, rows))
 
     def flush(self) -> None:
         """Bring everything that was written to the disk: a power cut does not lose it. Raises StorageError."""
@@ -310,16 +310,16 @@ class RunStore:
     def metrics(self, name: str | None = None) -> list[MetricRow]:
         """All values, or those of one metric, in the order of the steps."""
         where, values = _where(name=name)
-        found = self._fetch(f"SELECT step, name, value FROM metrics{where} ORDER BY step, name", values)
+        rows = self._fetch(f"SELECT step, name, value FROM metrics{where} ORDER BY step, name", values)
         # SQLite stores NaN as NULL.
-        return [MetricRow(step, name, math.nan if value is None else value) for step, name, value in found]
+        return [MetricRow(step, name, math.nan if value is None else value) for step, name, value in rows]
 
     def metrics_by_step(self) -> dict[int, dict[str, float]]:
         """All metrics of each step, in the order of the steps."""
-        found: dict[int, dict[str, float]] = {}
+        steps: dict[int, dict[str, float]] = {}
         for row in self.metrics():
-            found.setdefault(row.step, {})[row.name] = row.value
-        return found
+            steps.setdefault(row.step, {})[row.name] = row.value
+        return steps
 
     def rows(self, **query: Unpack[TrajectoryQuery]) -> list[TrajectoryRow]:
         """Summaries of trajectories, newest step first, within a step in the order they were added."""
@@ -341,9 +341,9 @@ class RunStore:
             f"SELECT key, {body}, {', '.join(_COLUMNS)} FROM trajectories WHERE key > ? {condition} ORDER BY key LIMIT 256"
         )
         last = -1
-        while found := self._fetch(statement, (last, *values)):
-            yield from ((_read_row(row[2:]), row[1]) for row in found)
-            last = found[-1][0]
+        while rows := self._fetch(statement, (last, *values)):
+            yield from ((_read_row(row[2:]), row[1]) for row in rows)
+            last = rows[-1][0]
 
     def learned(self, step: int | None = None) -> Iterator[LearnedRow]:
         """What the learner recorded of each chain of the training split, in the order they were added. Reads in batches."""
@@ -351,13 +351,13 @@ class RunStore:
         last = -1
         at, values = ("", ()) if step is None else (" AND step = ?", (step,))
         statement = f"SELECT {columns} FROM trajectories WHERE key > ? AND split = 'train'{at} ORDER BY key LIMIT 256"
-        while found := self._fetch(statement, (last, *values)):
-            last = found[-1][0]
+        while rows := self._fetch(statement, (last, *values)):
+            last = rows[-1][0]
             series: dict[int, dict[str, tuple[str, bytes]]] = {}
-            held = self._fetch("SELECT key, name, dtype, blob FROM tokens WHERE key BETWEEN ? AND ?", (found[0][0], last))
+            held = self._fetch("SELECT key, name, dtype, blob FROM tokens WHERE key BETWEEN ? AND ?", (rows[0][0], last))
             for key, name, dtype, blob in held:
                 series.setdefault(key, {})[name] = (dtype, blob)
-            for key, name, own_step, outcome, scored, num_tokens, num_trained, advantage in found:
+            for key, name, own_step, outcome, scored, num_tokens, num_trained, advantage in rows:
                 counts = (num_tokens, num_trained, advantage)
                 yield LearnedRow(name, own_step, outcome, bool(scored), *counts, series.get(key, {}))
 
@@ -374,10 +374,10 @@ class RunStore:
     def trajectory(self, id: str) -> Trajectory:  # noqa: A002 - the name of the field
         """The newest trajectory with this id. Raises ConfigError if there is none."""
         newest = "SELECT key FROM trajectories WHERE id = ? ORDER BY key DESC LIMIT 1"
-        found = self._fetch(f"SELECT body FROM bodies WHERE key = ({newest})", (clean_text(id),))
-        if not found:
+        bodies = self._fetch(f"SELECT body FROM bodies WHERE key = ({newest})", (clean_text(id),))
+        if not bodies:
             raise ConfigError(f"{self.path} has no trajectory {id!r}")
-        return decode(found[0][0])
+        return decode(bodies[0][0])
 
     def count(self, *, step: int | None = None, split: str | None = None, outcome: str | None = None) -> int:
         where, values = _where(step=step, split=split, outcome=outcome)
@@ -459,7 +459,7 @@ def import_jsonl(path: str | Path) -> Iterator[tuple[int, str, Trajectory]]:
             yield data["step"], data["split"], from_json(data)
 
 
-def _where(**conditions: Any) -> tuple[str, tuple[Any, ...]]:
+def _where(**conditions: object) -> tuple[str, tuple[Any, ...]]:
     given = {
         name: clean_text(value) if isinstance(value, str) else value for name, value in conditions.items() if value is not None
     }

@@ -62,8 +62,8 @@ def _untrainable(row: ChainRow, trajectory: Trajectory) -> str | None:
 
 
 def _why_none(reader: RunReader, row: ChainRow) -> str:
-    found = reader.series(["train/skipped", "train/critic_warmup"], row.step - 1)
-    at_step = {name: next((value for step, _, value in points if step == row.step), None) for name, points in found.items()}
+    series = reader.series(["train/skipped", "train/critic_warmup"], row.step - 1)
+    at_step = {name: next((value for step, _, value in points if step == row.step), None) for name, points in series.items()}
     if at_step["train/critic_warmup"]:
         return f"the critic learned alone in step {row.step}"
     if row.advantage:

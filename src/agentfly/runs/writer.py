@@ -141,9 +141,9 @@ class StoreWriter:
 
     def add_tokens(self, step: int, records: Sequence[TokenRecord]) -> None:
         """Queue what the learner did with the chains of a step, which were added before."""
-        kept = list(records)
-        size = sum(len(blob) for record in kept for _, blob in record.series.values())
-        self._put(_WriteJob(step, write=lambda store: store.add_tokens(step, kept), num_bytes=size))
+        queued = list(records)
+        size = sum(len(blob) for record in queued for _, blob in record.series.values())
+        self._put(_WriteJob(step, write=lambda store: store.add_tokens(step, queued), num_bytes=size))
 
     def put(self, write: Callable[[RunStore], None], *, droppable: bool = False) -> None:
         """Queue another write: `write` is called in the thread, perhaps in one transaction with others.
@@ -334,8 +334,8 @@ class StoreWriter:
         if error is None:
             return
         with self._changed:
-            told = str(error) if isinstance(error, StorageError) else f"a record cannot be stored: {error}"
-            self._failure = StorageError(told)
+            sentence = str(error) if isinstance(error, StorageError) else f"a record cannot be stored: {error}"
+            self._failure = StorageError(sentence)
             self._failure.__cause__ = error
             self._jobs.clear()
             self._wake()

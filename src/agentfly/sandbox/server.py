@@ -39,15 +39,20 @@ SUPERVISOR = bootstrap("agentfly_sandbox", "sandbox.runtime.supervisor")
 def scrubbed_environment() -> dict[str, str]:
     """Returns the environment of the supervisor, which sessions inherit."""
     threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
-    kept = {"LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"]} if "LD_LIBRARY_PATH" in os.environ else {}
+    linker = {"LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"]} if "LD_LIBRARY_PATH" in os.environ else {}
     paths = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "MPLCONFIGDIR": "/tmp"}
-    return {**paths, "LANG": "C.UTF-8", "MPLBACKEND": "Agg", "PYTHONDONTWRITEBYTECODE": "1", **threads, **kept}
+    return {**paths, "LANG": "C.UTF-8", "MPLBACKEND": "Agg", "PYTHONDONTWRITEBYTECODE": "1", **threads, **linker}
 
 
 def _package_folders() -> list[str]:
     """Returns the folders of this interpreter's packages, the user's site included."""
-    known = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages(), site.getusersitepackages()}
-    return [path for path in dict.fromkeys(sys.path) if path in known and os.path.isdir(path)]
+    site_folders = {
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("platlib"),
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+    }
+    return [path for path in dict.fromkeys(sys.path) if path in site_folders and os.path.isdir(path)]
 
 
 class SandboxServer:

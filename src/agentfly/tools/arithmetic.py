@@ -23,7 +23,7 @@ _MAX_LENGTH = 1_000
 _MAX_DEPTH = 100
 
 
-def _tidy(value: Any) -> RealNumber:
+def _tidy(value: object) -> RealNumber:
     """The result, rounded to 12 digits if it is a float. Raises ToolError if it is not finite, not real or too large."""
     if isinstance(value, float):
         if not math.isfinite(value):

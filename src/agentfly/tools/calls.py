@@ -117,5 +117,5 @@ def _refuse(tools: Mapping[str, Tool], call: ToolCall) -> ToolResult:
     near = difflib.get_close_matches(str(call.name)[:64], names, n=1, cutoff=0.5)
     hint = f" Did you mean {quote(near[0])}?" if near else ""
     shown = ", ".join(names[:30]) + (", ..." if len(names) > 30 else "")
-    known = f" Known tools: {shown}." if names else " There are no tools."
-    return ToolResult(observation=f"There is no tool {quote(str(call.name))}.{hint}{known}", error="unknown_tool")
+    listing = f" Known tools: {shown}." if names else " There are no tools."
+    return ToolResult(observation=f"There is no tool {quote(str(call.name))}.{hint}{listing}", error="unknown_tool")

@@ -54,7 +54,7 @@ class Context:
             await asyncio.gather(*(close_instance(instance) for instance in instances))
 
 
-async def close_instance(instance: Any) -> None:
+async def close_instance(instance: object) -> None:
     """Calls `instance.close()`, sync or async, for at most CLOSE_S seconds."""
     close = getattr(instance, "close", None)
     if not callable(close):

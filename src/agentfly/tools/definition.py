@@ -122,7 +122,7 @@ class Tool:
         """The classes of environments that the tool asks for."""
         return frozenset(self.signature.envs.values())
 
-    def __get__(self, owner: Any, cls: type | None = None) -> Tool:
+    def __get__(self, owner: object, cls: type | None = None) -> Tool:
         """Binds a method to its instance. Other tools, and a method looked up on the class, stay as they are."""
         if owner is None or not self.is_method:
             return self
@@ -188,7 +188,7 @@ class Tool:
         except BaseException as error:  # noqa: BLE001 - the model is told about any exception of a tool
             return self._raised(error)
 
-    def _shown(self, value: Any) -> ToolResult:
+    def _shown(self, value: object) -> ToolResult:
         """The return value of the tool as a ToolResult with at most `max_length` characters."""
         if isinstance(value, dict) and "observation" in value:
             value = self._from_dict(value)
@@ -200,7 +200,7 @@ class Tool:
             return ToolResult(observation=text if len(text) <= self.max_length else cut(text, self.max_length))
         if value.reward is not None and not finite(value.reward):
             raise WorldError(f"tool {self.name!r} returned the step reward {value.reward!r}; it must be a finite number")
-        observation: Any = value.observation
+        observation: object = value.observation
         if type(observation) is str and observation.isascii() and len(observation) <= self.max_length:
             return value
         try:
@@ -270,7 +270,7 @@ async def _await(value: Awaitable[Any]) -> Any:
     return await value
 
 
-def _call_of(target: Any) -> Any:
+def _call_of(target: object) -> Any:
     """The `__call__` of a class or of an object that has one."""
     call = getattr(target, "__call__", None)  # noqa: B004 - its signature is wanted, not whether there is one
     if isinstance(target, type) and (call is None or isinstance(call, types.MethodWrapperType)):
@@ -278,7 +278,7 @@ def _call_of(target: Any) -> Any:
     return call
 
 
-def _looks_like_method(target: Any) -> bool:
+def _looks_like_method(target: object) -> bool:
     """Whether a function is defined in a class body. It is not bound yet, so its name and first parameter decide."""
     if not inspect.isfunction(target):
         return False
@@ -302,7 +302,7 @@ def _init_signature(cls: type, stateful: bool, inject: Collection[str]) -> Signa
     return signature
 
 
-def _description(target: Any, fn: Any) -> str:
+def _description(target: object, fn: Callable[..., Any]) -> str:
     """The summary of the docstring; a class without a docstring uses that of its base."""
     if isinstance(target, functools.partial):
         target = target.func
@@ -313,7 +313,7 @@ def _description(target: Any, fn: Any) -> str:
     return next((summary for text in [*texts, fn.__doc__] if (summary := parse_docstring(text)[0])), "")
 
 
-def _check(name: str, max_length: Any, timeout_s: Any, inject: Any) -> None:
+def _check(name: str, max_length: object, timeout_s: object, inject: object) -> None:
     checks = [
         (type(max_length) is int and max_length >= 1, f"max_length must be a positive integer, not {max_length!r}"),
         (
@@ -354,20 +354,20 @@ def tool(target: Any = None, /, *, register: bool = True, **options: Any) -> Too
     return made
 
 
-def as_tool(thing: Any) -> Tool:
+def as_tool(thing: object) -> Tool:
     """The tool of a Tool, a function, a class, an object with `__call__`, or a name."""
     if isinstance(thing, str):
         thing = plugins.resolve("tools", thing)
     return thing if isinstance(thing, Tool) else Tool(thing)
 
 
-def tools_of(thing: Any) -> list[Tool]:
+def tools_of(thing: object) -> list[Tool]:
     """The tools that the class of an object defines, bound to the object; those of base classes come first."""
-    found: dict[str, Tool] = {}
+    tools: dict[str, Tool] = {}
     for cls in reversed(type(thing).__mro__):
         for name, value in vars(cls).items():
             if isinstance(value, Tool):
-                found[name] = getattr(thing, name)
-            elif name in found:
-                del found[name]  # a subclass has replaced it by something else
-    return list(found.values())
+                tools[name] = getattr(thing, name)
+            elif name in tools:
+                del tools[name]  # a subclass has replaced it by something else
+    return list(tools.values())

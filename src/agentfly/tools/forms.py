@@ -30,21 +30,21 @@ class Compiler:
         self.names: dict[str, Any] = {}
         self.open: dict[Any, list[Any]] = {}  # records being compiled: [name in defs or None, finished form or None]
 
-    def hints(self, owner: Any, globalns: dict[str, Any] | None = None) -> dict[str, Any]:
+    def hints(self, owner: object, globalns: dict[str, Any] | None = None) -> dict[str, Any]:
         """The annotations of a class or function, with strings evaluated. Raises ConfigError."""
         while True:
             try:
                 return typing.get_type_hints(owner, globalns, self.names, include_extras=True)
             except NameError as error:
                 name = error.name or ""
-                found = _find_local(name)
-                if found is None or name in self.names:
+                local = _find_local(name)
+                if local is None or name in self.names:
                     raise ConfigError(f"an annotation names {name!r}, which is not known there") from None
-                self.names[name] = found
+                self.names[name] = local
             except (SyntaxError, TypeError, AttributeError) as error:
                 raise ConfigError(f"an annotation cannot be read: {error}") from None
 
-    def compile(self, annotation: Any) -> Form:
+    def compile(self, annotation: object) -> Form:
         """The form of an annotation. Raises ConfigError if the type has no JSON form."""
         origin, args = typing.get_origin(annotation), typing.get_args(annotation)
         if origin is typing.Annotated:
@@ -76,7 +76,7 @@ class Compiler:
             "Literal, an Enum, list, tuple, set, dict, a union, a dataclass, a TypedDict or a pydantic model"
         )
 
-    def _annotated(self, annotation: Any, args: tuple[Any, ...]) -> Form:
+    def _annotated(self, annotation: object, args: tuple[Any, ...]) -> Form:
         """`Annotated[int, "how many"]`. Constraints of pydantic and annotated_types are checked by pydantic."""
         inner, *notes = args
         if any(type(note).__module__.partition(".")[0] in ("pydantic", "pydantic_core", "annotated_types") for note in notes):
@@ -143,7 +143,7 @@ class Compiler:
         key = id(members)
         expected = phrase(schema)
 
-        def convert(value: Any, memo: Memo) -> Any:
+        def convert(value: object, memo: Memo) -> Any:
             seen = memo.get((id(value), key))
             if seen is None:
                 seen = memo[id(value), key] = (attempt(value, memo),)
@@ -151,7 +151,7 @@ class Compiler:
                 raise again(seen[0])
             return seen[0]
 
-        def attempt(value: Any, memo: Memo) -> Any:
+        def attempt(value: object, memo: Memo) -> Any:
             kind = kind_of(value)
             fitting = [member for member in members if member.kinds is None or kind in member.kinds]
             failures = []
@@ -162,8 +162,8 @@ class Compiler:
                     failures.append(mismatch)
             return failures[0] if len(fitting) == 1 else Mismatch(expected, value)
 
-        known = [member.kinds for member in members if member.kinds is not None]
-        return Form(schema, convert, frozenset[str]().union(*known) if len(known) == len(members) else None)
+        sets = [member.kinds for member in members if member.kinds is not None]
+        return Form(schema, convert, frozenset[str]().union(*sets) if len(sets) == len(members) else None)
 
     def _array(self, origin: Any, args: tuple[Any, ...]) -> Form:
         build = {tuple: tuple, frozenset: frozenset, set: set, abc.Set: set, abc.MutableSet: set}.get(origin)
@@ -175,7 +175,7 @@ class Compiler:
             schema["uniqueItems"] = True
         convert_item = item.convert
 
-        def convert(value: Any, memo: Memo) -> Any:
+        def convert(value: object, memo: Memo) -> Any:
             given = read_json(value, "[", list, memo)
             if type(given) is not list and type(given) is not tuple:
                 raise Mismatch("a list", value)
@@ -194,7 +194,7 @@ class Compiler:
         if forms:
             schema["prefixItems"] = [form.schema for form in forms]
 
-        def convert(value: Any, memo: Memo) -> Any:
+        def convert(value: object, memo: Memo) -> Any:
             given = read_json(value, "[", list, memo)
             if type(given) not in (list, tuple):
                 raise Mismatch(f"a list of {count} values", value)
@@ -215,7 +215,7 @@ class Compiler:
         if "enum" in key.schema:
             schema["propertyNames"] = {"enum": [str(option) for option in key.schema["enum"]]}
 
-        def convert(value: Any, memo: Memo) -> Any:
+        def convert(value: object, memo: Memo) -> Any:
             given = read_json(value, "{", dict, memo)
             if type(given) is not dict:
                 raise Mismatch("an object", value)

@@ -19,7 +19,7 @@ from .text import describe_error, quote
 _REQUIRED, _NOT_REQUIRED = "Required", "NotRequired"
 
 
-def compile_record(compiler: FormCompiler, annotation: Any) -> Form | None:
+def compile_record(compiler: FormCompiler, annotation: object) -> Form | None:
     """The form of a type with fields, or None for another type."""
     if not isinstance(annotation, type):
         return None
@@ -101,7 +101,7 @@ def _converter(cls: type, fields: dict[str, _Field]) -> Callable[[Any, Memo], An
     required = [name for name, field in fields.items() if field.required]
     expected = f"an object with {', '.join(fields) or 'no fields'}"
 
-    def convert(value: Any, memo: Memo) -> Any:
+    def convert(value: object, memo: Memo) -> Any:
         given = read_json(value, "{", dict, memo)
         if type(given) is not dict:
             raise Mismatch(expected, value)
@@ -122,7 +122,7 @@ def _converter(cls: type, fields: dict[str, _Field]) -> Callable[[Any, Memo], An
     return convert
 
 
-def unknown(name: Any, known: typing.Iterable[str], what: str) -> str:
+def unknown(name: object, known: typing.Iterable[str], what: str) -> str:
     """`an unknown field "colour" (did you mean "color"?)`."""
     names = list(known)
     near = difflib.get_close_matches(str(name)[:64], names, n=1, cutoff=0.5)
@@ -167,7 +167,7 @@ def compile_pydantic(compiler: FormCompiler, annotation: Any) -> Form:
     return Form(schema, convert, frozenset({kind}) if isinstance(kind, str) else None)
 
 
-def _untitled(schema: Any, in_properties: bool = False) -> Any:
+def _untitled(schema: object, in_properties: bool = False) -> Any:
     """The schema without the titles of pydantic, which repeat the names and lengthen every prompt."""
     if isinstance(schema, dict):
         return {

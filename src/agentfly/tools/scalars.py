@@ -51,9 +51,9 @@ class FormCompiler(Protocol):
     defs: dict[str, Schema]
     open: dict[Any, list[Any]]
 
-    def hints(self, owner: Any, globalns: dict[str, Any] | None = None) -> dict[str, Any]: ...
+    def hints(self, owner: object, globalns: dict[str, Any] | None = None) -> dict[str, Any]: ...
 
-    def compile(self, annotation: Any) -> Form: ...
+    def compile(self, annotation: object) -> Form: ...
 
 
 KIND = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null", list: "array", dict: "object"}
@@ -68,7 +68,7 @@ _PHRASE = {
 }
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     return KIND.get(type(value)) or ("array" if isinstance(value, tuple) else type(value).__name__)
 
 
@@ -121,7 +121,7 @@ def _type_text(schema: Mapping[str, Any], less: str = "") -> str:
     return "|".join(kind for kind in kinds if kind != less)
 
 
-def convert_part(place: str | int, convert: Convert, value: Any, memo: Memo) -> Any:
+def convert_part(place: str | int, convert: Convert, value: object, memo: Memo) -> Any:
     """Converts an item or a field. A mismatch inside it gets its place."""
     try:
         return convert(value, memo)
@@ -133,7 +133,7 @@ def convert_part(place: str | int, convert: Convert, value: Any, memo: Memo) -> 
 # Scalars
 
 
-def _string(value: Any, memo: Memo) -> Any:
+def _string(value: object, memo: Memo) -> Any:
     if type(value) is str:
         return value if value.isascii() else clean(value)
     raise Mismatch("a string", value)
@@ -162,7 +162,7 @@ def _integer(value: Any, memo: Memo) -> Any:
     raise Mismatch("an integer", value)
 
 
-def _boolean(value: Any, memo: Memo) -> Any:
+def _boolean(value: object, memo: Memo) -> Any:
     if type(value) is bool:
         return value
     if type(value) is str and (word := value[:8].strip().lower()) in ("true", "false") and len(value) < 8:
@@ -170,13 +170,13 @@ def _boolean(value: Any, memo: Memo) -> Any:
     raise Mismatch("true or false", value)
 
 
-def _null(value: Any, memo: Memo) -> Any:
+def _null(value: object, memo: Memo) -> Any:
     if value is None:
         return None
     raise Mismatch("null", value)
 
 
-def _anything(value: Any, memo: Memo) -> Any:
+def _anything(value: object, memo: Memo) -> Any:
     return value
 
 
@@ -213,7 +213,7 @@ def again(mismatch: Mismatch) -> Mismatch:
     return copy
 
 
-def read_json(value: Any, bracket: str, wanted: type, memo: Memo) -> Any:
+def read_json(value: object, bracket: str, wanted: type, memo: Memo) -> Any:
     """Parses JSON text where a list or object is expected: XML-like call formats send every argument as text."""
     if type(value) is not str or value[:64].lstrip()[:1] != bracket:
         return value

@@ -125,7 +125,7 @@ class Signature:
                 elif not optional:
                     raise WorldError(f"a tool needs the dataset field {name!r}, which task {context.task.id} does not have")
 
-    def _bind_slowly(self, arguments: Any) -> dict[str, Any]:
+    def _bind_slowly(self, arguments: object) -> dict[str, Any]:
         """Binds again and collects all problems; called only after the fast path has failed."""
         if not isinstance(arguments, Mapping):
             raise BadArguments(f"the arguments must be a JSON object, got {show(arguments)}")
@@ -156,18 +156,18 @@ class Signature:
         return f"({', '.join(argument_text(name, schema, name in self.required) for name, schema in properties)})"
 
 
-def is_environment(hint: Any) -> bool:
+def is_environment(hint: object) -> bool:
     """Whether an annotation is a class with `reset` and `close`, which the framework fills with a leased environment."""
     return isinstance(hint, type) and callable(getattr(hint, "reset", None)) and callable(getattr(hint, "close", None))
 
 
-def _from_task(compiler: Compiler, fn: Any, annotation: Any) -> bool:
+def _from_task(compiler: Compiler, fn: Callable[..., Any], annotation: object) -> bool:
     """Whether an annotation is `FromTask[...]`."""
     hint = _class_of(compiler, fn, annotation) if isinstance(annotation, str) else annotation
     return typing.get_origin(hint) is Annotated and _MARK in typing.get_args(hint)[1:]
 
 
-def _class_of(compiler: Compiler, fn: Any, annotation: Any) -> Any:
+def _class_of(compiler: Compiler, fn: Callable[..., Any], annotation: object) -> Any:
     """The type that an annotation names, or None if the name cannot be resolved at run time."""
     try:
         return _resolve(compiler, fn, "env", annotation)
@@ -181,17 +181,17 @@ def env_parameters(fn: Callable[..., Any]) -> dict[str, type]:
         given = inspect.signature(fn).parameters.values()
     except (ValueError, TypeError):
         return {}
-    found: dict[str, type] = {}
+    environments: dict[str, type] = {}
     for parameter in given:
         hint = parameter.annotation
         if isinstance(hint, str):
             hint = _class_of(Compiler(), fn, hint)
         if is_environment(hint):
-            found[parameter.name] = hint
-    return found
+            environments[parameter.name] = hint
+    return environments
 
 
-def _resolve(compiler: Compiler, fn: Any, name: str, annotation: Any) -> Any:
+def _resolve(compiler: Compiler, fn: Callable[..., Any], name: str, annotation: object) -> Any:
     """Evaluates the annotation of one parameter. Others may name types that only a type checker imports."""
     if annotation is _MISSING:
         return _MISSING
@@ -203,7 +203,7 @@ def _resolve(compiler: Compiler, fn: Any, name: str, annotation: Any) -> Any:
         raise ConfigError(f"parameter {name!r}: {error}") from None
 
 
-def _property(form: Form, description: str | None, default: Any) -> Schema:
+def _property(form: Form, description: str | None, default: object) -> Schema:
     schema = dict(form.schema)
     if description and "description" not in schema:
         schema["description"] = description

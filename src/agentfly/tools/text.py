@@ -69,12 +69,12 @@ def describe_error(error: BaseException) -> str:
     return cut(f"{name}: {message}" if message else name, 500)
 
 
-def finite(value: Any) -> bool:
+def finite(value: object) -> bool:
     """Whether a value is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _simpler(value: Any) -> Any:
+def _simpler(value: object) -> Any:
     """Converts one level of a value that `json` cannot write, without a deep copy."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

@@ -109,17 +109,17 @@ def check_verl(config: Config) -> None:
     """Raises MissingExtra if verl is not installed, ConfigError for another release or too few GPUs."""
     if importlib.util.find_spec("verl") is None:
         raise missing_extra('backend = "verl"', "verl")
-    found = importlib.metadata.version("verl")
-    if not found.startswith(VERSIONS):
-        raise ConfigError(f'backend = "verl" knows verl {VERSIONS[0]}*, and {found} is installed: pip install "verl==0.9.1"')
+    version = importlib.metadata.version("verl")
+    if not version.startswith(VERSIONS):
+        raise ConfigError(f'backend = "verl" knows verl {VERSIONS[0]}*, and {version} is installed: pip install "verl==0.9.1"')
     _check_trl()
     _check_devices(config)
 
 
 def _check_trl() -> None:
     """Raises ConfigError for a release of TRL that verl's learner does not survive: it imports a name that is gone."""
-    found = importlib.util.find_spec("trl")
-    for folder in (found.submodule_search_locations or []) if found is not None else []:
+    spec = importlib.util.find_spec("trl")
+    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
         places = (Path(folder) / "__init__.py", Path(folder) / "experimental" / "ppo" / "__init__.py")
         if not any(TRL_NAME in path.read_text(encoding="utf-8") for path in places if path.is_file()):
             raise ConfigError(f"verl imports trl if it is installed, and this release has no {TRL_NAME}: pip uninstall trl")
@@ -136,9 +136,9 @@ def _check_devices(config: Config) -> None:
     if address is None or address == "local":
         from ..engines.local.load import count_gpus  # late: torch
 
-        if nodes * per_node > (found := count_gpus()):
+        if nodes * per_node > (num_gpus := count_gpus()):
             raise ConfigError(
-                f"{asked}, and PyTorch sees {found} on this machine: lower verl.gpus_per_node, or set cluster.address"
+                f"{asked}, and PyTorch sees {num_gpus} on this machine: lower verl.gpus_per_node, or set cluster.address"
             )
         _check_cpus(config, nodes, per_node)
         return
@@ -161,10 +161,10 @@ def _check_cpus(config: Config, nodes: int, per_node: int) -> None:
     # Two more: TransferQueue's controller, and an actor at its start.
     needed = CPUS_PER_GPU * nodes * per_node + STORAGE_UNITS * nodes + 2
     given = _overridden(config, "ray_kwargs.ray_init.num_cpus")
-    found = int(given) if given and given.isdigit() else os.cpu_count() or 1
-    if needed > found:
+    num_cpus = int(given) if given and given.isdigit() else os.cpu_count() or 1
+    if needed > num_cpus:
         raise ConfigError(
-            f"verl reserves {needed} CPUs in Ray, and this machine has {found}: use a larger machine or a cluster "
+            f"verl reserves {needed} CPUs in Ray, and this machine has {num_cpus}: use a larger machine or a cluster "
             f'(cluster.address), or tell Ray that it has more: verl.overrides = ["ray_kwargs.ray_init.num_cpus={needed}"]'
         )
 
@@ -327,12 +327,12 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     """The metrics that verl's file logger wrote, one dict per step."""
     if not path.is_file():
         return []
-    found: dict[int, dict[str, float]] = {}
+    by_step: dict[int, dict[str, float]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         row: Mapping[str, Any] = json.loads(line)
         numbers = {name: float(value) for name, value in row["data"].items() if isinstance(value, (int, float))}
-        found.setdefault(int(row["step"]), {}).update(numbers)
-    return [found[step] for step in sorted(found)]
+        by_step.setdefault(int(row["step"]), {}).update(numbers)
+    return [by_step[step] for step in sorted(by_step)]
 
 
 def _newest(directory: RunDirectory) -> Path | None:

@@ -119,7 +119,7 @@ def policy_lr(job: Job) -> float:
     return job.config.train.lr_of(BILLION, job.config.lora.rank > 0)
 
 
-def algorithm(name: Any, job: Job) -> Mapping[str, Any]:
+def algorithm(name: object, job: Job) -> Mapping[str, Any]:
     if job.algorithm.name not in ESTIMATORS or not isinstance(name, str) or name != job.algorithm.name:
         raise Refusal(f"verl has no such algorithm; it can run {', '.join(ESTIMATORS)}")
     estimator, loss = ESTIMATORS[name]
@@ -129,7 +129,7 @@ def algorithm(name: Any, job: Job) -> Mapping[str, Any]:
 def engine(value: Any, job: Job) -> Mapping[str, Any]:
     """The options of the sampler. Those of the renderer are read by the agent loop."""
     options = {"kind": value} if isinstance(value, str) else dict(value)
-    found: dict[str, Any] = {}
+    engine_options: dict[str, Any] = {}
     for name, option in options.items():
         if name == "kind" and option not in ("local", "vllm"):
             raise Refusal(f'kind = "{option}" has no place in verl, which starts its own servers: set verl.engine')
@@ -139,8 +139,8 @@ def engine(value: Any, job: Job) -> Mapping[str, Any]:
             raise Refusal("set verl.memory_fraction instead of memory_fraction")
         if name not in ENGINE:
             raise Refusal(f"verl's servers have no option {name!r}; it takes {', '.join(ENGINE)}, and verl.overrides the rest")
-        found[ENGINE[name]] = option
-    return found
+        engine_options[ENGINE[name]] = option
+    return engine_options
 
 
 ENGINE = {
@@ -246,25 +246,25 @@ def value_clip(value: float, job: Job) -> Mapping[str, Any]:
     return {"critic.cliprange_value": value or OFF, "critic.loss_agg_mode": "token-mean"}
 
 
-def optimizer(name: str, value: Any, job: Job) -> dict[str, Any]:
+def optimizer(name: str, value: object, job: Job) -> dict[str, Any]:
     """A key of the actor's optimizer and, if there is a critic, of the critic's."""
     return {f"{part}.optim.{name}": value for part in (ACTOR, *(("critic",) if job.algorithm.needs_critic else ()))}
 
 
 def grad_norm(value: float, job: Job) -> Mapping[str, Any]:
-    found = optimizer("clip_grad", value, job)
+    options = optimizer("clip_grad", value, job)
     if not job.megatron:
-        found[f"{ACTOR}.grad_clip"] = value
-    return found
+        options[f"{ACTOR}.grad_clip"] = value
+    return options
 
 
 def schedule(value: str, job: Job) -> Mapping[str, Any]:
     warmup = job.config.train.warmup_steps
-    found = optimizer("lr_warmup_steps", warmup or -1, job)
+    options = optimizer("lr_warmup_steps", warmup or -1, job)
     if job.algorithm.needs_critic:
-        found["critic.optim.lr_warmup_steps"] = -1  # as here, only the policy's rate warms up
+        options["critic.optim.lr_warmup_steps"] = -1  # as here, only the policy's rate warms up
     if job.megatron:
-        return found | optimizer("lr_decay_style", value, job)
+        return options | optimizer("lr_decay_style", value, job)
     if value == "linear":
         raise Refusal('verl\'s FSDP trainer has constant and cosine; verl.strategy = "megatron" has linear')
     if value == "constant" and warmup:  # verl's constant schedule begins with a step of rate 0; a cosine of no waves does not
@@ -272,8 +272,8 @@ def schedule(value: str, job: Job) -> Mapping[str, Any]:
     else:
         shape = {"lr_scheduler_type": value}
     for name, part in shape.items():
-        found |= optimizer(name, part, job)
-    return found
+        options |= optimizer(name, part, job)
+    return options
 
 
 def total_steps(value: int | None, job: Job) -> Mapping[str, Any]:
@@ -296,13 +296,13 @@ def tokens_per_batch(value: int | str, job: Job) -> Mapping[str, Any]:
 def packing(value: str, job: Job) -> Mapping[str, Any]:
     packs = job.packs if value == "auto" else value == "on"
     models = [MODEL, *(["critic.model"] if job.algorithm.needs_critic else [])]
-    found: dict[str, Any] = {f"{model}.use_remove_padding": packs for model in models}
-    return found if packs else found | {f"+{model}.override_config.attn_implementation": "sdpa" for model in models}
+    options: dict[str, Any] = {f"{model}.use_remove_padding": packs for model in models}
+    return options if packs else options | {f"+{model}.override_config.attn_implementation": "sdpa" for model in models}
 
 
 def checkpointing(value: bool, job: Job) -> Mapping[str, Any]:
-    found = {f"{MODEL}.enable_gradient_checkpointing": value}
-    return found | ({"critic.model.enable_gradient_checkpointing": value} if job.algorithm.needs_critic else {})
+    options = {f"{MODEL}.enable_gradient_checkpointing": value}
+    return options | ({"critic.model.enable_gradient_checkpointing": value} if job.algorithm.needs_critic else {})
 
 
 def steps(value: int, job: Job) -> Mapping[str, Any]:

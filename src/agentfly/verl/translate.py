@@ -39,7 +39,7 @@ class Override:
     """One hydra override and the config key that it comes from."""
 
     name: str
-    value: Any
+    value: object
     source: str
 
     def __str__(self) -> str:
@@ -127,13 +127,13 @@ def _context(config: Config, copy: LearnerCopy) -> int:
 
 def flatten(config: Config) -> dict[str, Any]:
     """Every key of the config by its dotted name."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, *_ in keys():
-        value: Any = config
+        value: object = config
         for part in key.split("."):
             value = getattr(value, part)
-        found[key] = value
-    return found
+        flat[key] = value
+    return flat
 
 
 def why_one_row(job: Job) -> str:
@@ -179,7 +179,7 @@ def loop_settings(job: Job, one_row: str) -> LoopSettings:
 
 def translate(job: Job) -> list[Override]:
     """Returns verl's hydra overrides. Raises ConfigError that names every key that verl cannot run."""
-    found: dict[str, Override] = {}
+    overrides: dict[str, Override] = {}
     why: list[str] = []
     defaults = {key: default for key, _, default, _ in keys()}
     defaults |= {f"loss.{name}": value for name, value in dataclasses.asdict(job.algorithm.settings()).items()}
@@ -193,7 +193,7 @@ def translate(job: Job) -> list[Override]:
             why.append(f"{key} = {hydra_value(value)}: {refusal}")
             continue
         for name, wanted in made.items():
-            other = found.setdefault(name, Override(name, wanted, key))
+            other = overrides.setdefault(name, Override(name, wanted, key))
             if other.value != wanted:
                 raise InvariantError(f"{other.source} and {key} both set verl's {name}")
     if job.config.warm_start.demos is not None and job.config.lora.rank:
@@ -201,10 +201,10 @@ def translate(job: Job) -> list[Override]:
     if why:
         raise ConfigError('backend = "verl" cannot run ' + "; ".join(why))
     words = (word.partition("=") for word in job.config.verl.overrides)
-    return [*found.values(), *(Override(name, value, OWN) for name, _, value in words)]
+    return [*overrides.values(), *(Override(name, value, OWN) for name, _, value in words)]
 
 
-def hydra_value(value: Any) -> str:
+def hydra_value(value: object) -> str:
     """Returns a value in the grammar of hydra's overrides."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]

@@ -131,13 +131,13 @@ class ServerEngine:
         """Nothing to close: verl owns its servers."""
 
     def _parameters(self, sampling: Sampling, room: int, stops: list[int]) -> dict[str, Any]:
-        found = {**self._base, "max_tokens": room, "stop_token_ids": stops, "ignore_eos": True, "logprobs": True}
+        parameters = {**self._base, "max_tokens": room, "stop_token_ids": stops, "ignore_eos": True, "logprobs": True}
         if sampling.stop:
-            found["stop"] = list(sampling.stop)
-            found["include_stop_str_in_output" if self._server == "vllm" else "no_stop_trim"] = True
+            parameters["stop"] = list(sampling.stop)
+            parameters["include_stop_str_in_output" if self._server == "vllm" else "no_stop_trim"] = True
         if self._seeded and sampling.seed is not None and self._server == "vllm":
-            found["seed"] = sampling.seed
-        return found
+            parameters["seed"] = sampling.seed
+        return parameters
 
     def _versions(self, extra: Mapping[str, Any]) -> int:
         """Returns the version of the oldest weights that drew a token of this reply."""
@@ -210,7 +210,7 @@ class SessionRunner:
             self._stop_run(error)
             raise
 
-    async def _run(self, client: Any, parameters: Mapping[str, Any], row: Mapping[str, Any], session: str) -> list[Row]:
+    async def _run(self, client: object, parameters: Mapping[str, Any], row: Mapping[str, Any], session: str) -> list[Row]:
         validates = row.get(SPLIT) == "validation"
         uid = (
             str(row["uid"]) if "session_id" in row else session

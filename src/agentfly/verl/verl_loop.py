@@ -45,7 +45,7 @@ class AgentFlyLoop(AgentLoopBase):  # type: ignore[misc]
         """Returns one output, or a list: several rows if history was rewritten, none if the chain was lost."""
         runner = await open_runner(self._build, self._folder)
         session = f"{row['uid']}-{row['session_id']}" if "session_id" in row else uuid4().hex
-        outputs = [_output(found) for found in await runner.run(self.server_manager, sampling_params, row, session)]
+        outputs = [_output(chain) for chain in await runner.run(self.server_manager, sampling_params, row, session)]
         return outputs[0] if len(outputs) == 1 else outputs
 
 

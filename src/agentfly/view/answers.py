@@ -61,9 +61,9 @@ def plain(value: object) -> Any:
 
 def summary_json(run: RunSummary) -> dict[str, Any]:
     """A run in a list, without its path on this machine."""
-    found = plain(run)
-    del found["path"]
-    return {**found, "age_s": run.age_s}
+    summary = plain(run)
+    del summary["path"]
+    return {**summary, "age_s": run.age_s}
 
 
 class EventStream(StreamingResponse):
@@ -131,10 +131,10 @@ class Parameters:
 
     def names(self, name: str, most: int = 200) -> list[str]:
         """A list that is separated by commas."""
-        found = [part for part in (self.text(name) or "").split(",") if part]
-        if len(found) > most:
+        parts = [part for part in (self.text(name) or "").split(",") if part]
+        if len(parts) > most:
             raise ConfigError(f"{name} takes at most {most} names")
-        return found
+        return parts
 
     def _number(self, name: str, kind: type[int | float], bounds: Bounds | None = None) -> float | None:
         text = self.text(name)

@@ -182,8 +182,8 @@ async def _no_such_route(request: Request) -> Response:
 async def _failed(request: Request, error: Exception) -> Response:
     """The sentence of an error as JSON."""
     if isinstance(error, HTTPException):
-        told = {404: "there is no such page", 405: "this address does not take such a request"}
-        sentence = error.detail if error.detail not in ("Not Found", "Method Not Allowed") else told[error.status_code]
+        sentences = {404: "there is no such page", 405: "this address does not take such a request"}
+        sentence = error.detail if error.detail not in ("Not Found", "Method Not Allowed") else sentences[error.status_code]
         return JSONResponse({"error": sentence}, status_code=error.status_code, headers=error.headers)
     if isinstance(error, OSError):  # such as a checkpoint that the trainer removes at this moment
         return JSONResponse({"error": f"a file cannot be read: {error.strerror or error}"}, status_code=503)
@@ -199,8 +199,8 @@ class StaticFiles:
 
     @cached_property
     def _files(self) -> dict[str, Path]:
-        found = sorted(path for path in self._folder.rglob("*") if path.is_file() and not path.is_symlink())
-        return {path.relative_to(self._folder).as_posix(): path for path in found}
+        paths = sorted(path for path in self._folder.rglob("*") if path.is_file() and not path.is_symlink())
+        return {path.relative_to(self._folder).as_posix(): path for path in paths}
 
     def respond(self, name: str, request: Request) -> Response:
         """The file, or 304 if the browser has it. Raises HTTPException."""
@@ -210,8 +210,8 @@ class StaticFiles:
         data = path.read_bytes()
         tag = f'"{hashlib.sha256(data).hexdigest()[:20]}"'
         headers = {"etag": tag, "cache-control": "no-cache"}
-        known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
-        if tag in known:
+        tags = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
+        if tag in tags:
             return Response(status_code=304, headers=headers)
         kind = TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
         return Response(data, media_type=kind, headers=headers)

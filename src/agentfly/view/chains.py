@@ -134,10 +134,10 @@ def _cached(model: str) -> Path | None:
     try:
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(model, FILE)
+        path = try_to_load_from_cache(model, FILE)
     except (ImportError, ValueError, OSError):  # a model's name that is not one of the hub
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(path) if isinstance(path, str) else None
 
 
 @lru_cache(maxsize=4)
@@ -191,8 +191,8 @@ def _row_json(
         spans.append({"turn": number, "start": len(ids), "sampled": len(ids) + context, "end": len(ids) + context + count})
         ids += [*turn.context_ids, *reply.token_ids]
         mask += [0] * context + [1] * count
-        for found in values.values():
-            found += [None] * context
+        for column in values.values():
+            column += [None] * context
         values["logprob"] += _short(reply.logprobs)
         values["version"] += reply.versions
         for name, numbers in more.items():

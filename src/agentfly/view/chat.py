@@ -212,7 +212,7 @@ class Chat:
         if not self._quiet.is_set():
             yield "error", {"error": BUSY}
             return
-        told = len(session.trajectory.turns)
+        num_turns = len(session.trajectory.turns)
         self.used = time.time()
         self._quiet.clear()
         try:
@@ -221,14 +221,14 @@ class Chat:
                     if event.kind == "text":
                         yield "text", {"text": event.data["text"]}
                         continue
-                    for number in range(told, len(session.trajectory.turns)):
+                    for number in range(num_turns, len(session.trajectory.turns)):
                         yield "reply", self._reply_json(number)
-                    told = len(session.trajectory.turns)
+                    num_turns = len(session.trajectory.turns)
                     if event.kind == "tool_call":
-                        yield "call", {"turn": told - 1, **plain(event.data["call"])}
+                        yield "call", {"turn": num_turns - 1, **plain(event.data["call"])}
                     elif event.kind == "observation":
                         result = result_json(event.data["result"])
-                        yield "result", {"turn": told - 1, "name": event.data["call"].name, **result}
+                        yield "result", {"turn": num_turns - 1, "name": event.data["call"].name, **result}
                     elif event.kind == "finished":
                         async for scored in self._score(session):
                             yield scored

@@ -38,43 +38,37 @@ def compare_json(library: Library, names: Sequence[str]) -> dict[str, Any]:
 def _last_values(folder: Path) -> dict[str, float]:
     with RunReader(folder) as reader:
         series = reader.series(RESULTS)
-    known = {name: [value for _, _, value in points if value is not None] for name, points in series.items()}
-    return {name: values[-1] for name, values in known.items() if values}
+    finite = {name: [value for _, _, value in points if value is not None] for name, points in series.items()}
+    return {name: values[-1] for name, values in finite.items() if values}
 
 
 def _pair(first: str, a: Path, name: str, b: Path) -> dict[str, Any]:
     """The paired test of one run against the first. Without a task that both hold out, its figures are null."""
     try:
-        found = compare_runs(a, b)
+        comparison = compare_runs(a, b)
     except ConfigError as error:
         return {"a": first, "b": name, "error": str(error), "tasks": 0}
-    test = found.test
-    head = {
-        "a": first, "b": name, "error": None, "measure": found.measure, "steps": found.steps, "held": found.tasks[:2],
-        "scored": found.chains, "bounds": found.bounds,
-    }  # fmt: skip
+    fields = ("measure", "steps", "bounds")
+    head = {"a": first, "b": name, "error": None, **{field: getattr(comparison, field) for field in fields}}
+    head |= {"held": comparison.tasks[:2], "scored": comparison.chains, "tasks": 0}
+    test = comparison.test
     if test is None:
-        return {**head, "tasks": 0}
+        return head
+    figures = ("mean_a", "mean_b", "difference", "low", "high", "p_sign", "verdict")
     return {
         **head,
+        **{figure: getattr(test, figure) for figure in figures},
         "tasks": test.num_tasks,
-        "mean_a": test.mean_a,
-        "mean_b": test.mean_b,
-        "difference": test.difference,
-        "low": test.low,
-        "high": test.high,
         "p": test.p_permutation,
-        "p_sign": test.p_sign,
         "wins": test.better,
         "losses": test.worse,
         "ties": test.equal,
-        "verdict": test.verdict,
     }
 
 
 def _held_out(folder: Path) -> dict[str, list[tuple[str, float]]]:
     """Of the last validation: the chains of each task, as id and reward."""
-    found: dict[str, list[tuple[str, float]]] = {}
+    chains: dict[str, list[tuple[str, float]]] = {}
     with RunReader(folder) as reader:
         steps = [row.step for row in reader.outcomes_by_step() if row.split == "validation"]
         chosen, cursor = ChainFilter(step=max(steps, default=-1), split="validation"), None
@@ -82,9 +76,9 @@ def _held_out(folder: Path) -> dict[str, list[tuple[str, float]]]:
             rows, cursor = reader.page(chosen, "added", cursor, MAX_LIMIT)
             for row in rows:
                 if row.score is not None:
-                    found.setdefault(row.task_id, []).append((row.id, row.score))
+                    chains.setdefault(row.task_id, []).append((row.id, row.score))
             if cursor is None:
-                return found
+                return chains
 
 
 def _task_rows(sides: Sequence[Mapping[str, list[tuple[str, float]]]]) -> list[dict[str, Any]]:

@@ -73,26 +73,26 @@ def checks_json(reader: RunReader) -> dict[str, Any]:
     """The page about health."""
     times = [name for name in reader.metric_names() if name.startswith(("time/", "device/"))]
     series = reader.series([*NEEDED, *times])
-    known = {name: [(step, value) for step, _, value in points if value is not None] for name, points in series.items()}
+    finite = {name: [(step, value) for step, _, value in points if value is not None] for name, points in series.items()}
     config, state = read_config(reader.path.parent), reader.state()
     gap = _number(config, "train", "max_logprob_gap")
-    rows = reader.checks() or list(derived_checks(known, config))
-    warned = warnings_of(known, max_logprob_gap=gap)
+    rows = reader.checks() or list(derived_checks(finite, config))
+    warned = warnings_of(finite, max_logprob_gap=gap)
     if state in STATES:
         text, tips = STATES[state]
         warned.insert(0, Warned(state, "red", text, tips, (), reader.last_step() or 0))
     return {
         "state": state,
         "warnings": warned,
-        "checks": [check_json(name, found) for name, found in _by_name(rows).items()],
-        "time": time_json(known),
+        "checks": [check_json(name, rows_of_check) for name, rows_of_check in _by_name(rows).items()],
+        "time": time_json(finite),
     }
 
 
 def check_json(name: str, rows: list[CheckRow]) -> dict[str, Any]:
     """One check over the steps. The newest value is the evidence."""
     newest, failed = rows[-1], [row for row in rows if not row.ok]
-    kept = {row.step: row for row in [*failed[:MAX_HISTORY], *rows[-MAX_HISTORY:]]}
+    history = {row.step: row for row in [*failed[:MAX_HISTORY], *rows[-MAX_HISTORY:]]}
     return {
         "name": name,
         "promise": PROMISES.get(name, ""),
@@ -102,15 +102,15 @@ def check_json(name: str, rows: list[CheckRow]) -> dict[str, Any]:
         "step": newest.step,
         "value": newest.value,
         "bound": newest.bound,
-        "history": [[row.step, row.ok, row.value, row.bound] for _, row in sorted(kept.items())],
+        "history": [[row.step, row.ok, row.value, row.bound] for _, row in sorted(history.items())],
     }
 
 
 def _by_name(rows: list[CheckRow]) -> dict[str, list[CheckRow]]:
-    found: dict[str, list[CheckRow]] = {}
+    by_name: dict[str, list[CheckRow]] = {}
     for row in rows:
-        found.setdefault(row.name, []).append(row)
-    return found
+        by_name.setdefault(row.name, []).append(row)
+    return by_name
 
 
 def derived_checks(series: Mapping[str, list[tuple[int, float]]], config: Mapping[str, Any]) -> Iterator[CheckRow]:
@@ -126,8 +126,8 @@ def derived_checks(series: Mapping[str, list[tuple[int, float]]], config: Mappin
         yield CheckRow(step, "lag", value <= bound, value, bound)
     counts = {part: dict(series.get(f"ledger/{part}", ())) for part in ("drawn", "trained", "filtered", "failed", "in_flight")}
     for step, drawn in counts["drawn"].items():
-        told = sum(counts[part].get(step, 0.0) for part in ("trained", "filtered", "failed", "in_flight"))
-        yield CheckRow(step, "tasks_accounted", told == drawn, abs(told - drawn), 0.0)
+        accounted = sum(counts[part].get(step, 0.0) for part in ("trained", "filtered", "failed", "in_flight"))
+        yield CheckRow(step, "tasks_accounted", accounted == drawn, abs(accounted - drawn), 0.0)
     trainable = dict(series.get("rollout/trainable", ()))
     for step, chains in series.get("rollout/chains", ()):
         if chains and step in trainable:
@@ -137,8 +137,8 @@ def derived_checks(series: Mapping[str, list[tuple[int, float]]], config: Mappin
 
 
 def _number(config: Mapping[str, Any], table: str, key: str) -> float | None:
-    found = config.get(table)
-    value = found.get(key) if isinstance(found, Mapping) else None
+    section = config.get(table)
+    value = section.get(key) if isinstance(section, Mapping) else None
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
@@ -156,7 +156,7 @@ def time_json(series: Mapping[str, list[tuple[int, float]]]) -> dict[str, Any] |
 
     labels = {metric: label for label, metric in (PARTS | BESIDE).items()}
     newest = sorted(step for step, row in history.items() if "time/step_s" in row)[-MAX_STEPS:]
-    found = profile.to_json()
+    figures_json = profile.to_json()
 
     def part(label: str, figures: dict[str, float]) -> dict[str, Any]:
         name = (PARTS | BESIDE).get(label, label)
@@ -167,9 +167,9 @@ def time_json(series: Mapping[str, list[tuple[int, float]]]) -> dict[str, Any] |
         "steps": profile.steps,
         "total_s": profile.seconds,
         "busy_share": profile.busy_share,
-        "parts": [part(label, figures) for label, figures in found["parts"].items()],
+        "parts": [part(label, figures) for label, figures in figures_json["parts"].items()],
         "beside": [part(label, {"seconds": seconds}) for label, seconds in profile.beside.items()],
-        "slowest": found["slowest_steps"],
+        "slowest": figures_json["slowest_steps"],
         "by_step": [[step, {name: history[step].get(name, 0.0) for name in PARTS.values()}] for step in newest],
     }
 
@@ -179,13 +179,13 @@ def time_json(series: Mapping[str, list[tuple[int, float]]]) -> dict[str, Any] |
 
 def environments_json(reader: RunReader, since: float | None, points: int) -> dict[str, Any]:
     """Pools over time, and per step for runs that recorded no gauges; tools; what is held now; why chains failed."""
-    gauges = {name: [list(point) for point in found] for name, found in reader.gauges(since=since, max_points=points).items()}
+    gauges = {name: [list(point) for point in rows] for name, rows in reader.gauges(since=since, max_points=points).items()}
     names = [name for name in reader.metric_names() if name.startswith(("resources/", "cluster/"))]
-    series = {name: [[step, value] for step, _, value in found] for name, found in reader.series(names).items()}
+    series = {name: [[step, value] for step, _, value in rows] for name, rows in reader.series(names).items()}
     return {
         "pools": _by_kind(gauges),
-        "chains": {name.removeprefix("chains/"): found for name, found in gauges.items() if name.startswith("chains/")},
-        "others": {name: found for name, found in gauges.items() if not name.startswith(("resources/", "chains/"))},
+        "chains": {name.removeprefix("chains/"): rows for name, rows in gauges.items() if name.startswith("chains/")},
+        "others": {name: rows for name, rows in gauges.items() if not name.startswith(("resources/", "chains/"))},
         "steps": _by_kind(series),
         "nodes": nodes_json(series, gauges),
         "tools": reader.tools(),
@@ -212,17 +212,17 @@ def nodes_json(series: Mapping[str, list[Any]], gauges: Mapping[str, list[Any]])
 def live_json(reader: RunReader) -> dict[str, Any]:
     """What the run last said about now. A lease has a row per environment, with what its chain does."""
     live = reader.live()
-    found = {name: {"t": at, "data": data} for name, (at, data) in live.items()}
+    values = {name: {"t": at, "data": data} for name, (at, data) in live.items()}
     if "leases" in live:
         at, leases = live["leases"]
         chains = {each["id"]: each for each in live.get("chains", (at, []))[1]}
         rows = []
         for lease in leases:
             doing = chains.get(lease["chain"], {})
-            told = {name: doing.get(name) for name in ("task", "turn", "phase")}
-            rows += [{"chain": lease["chain"], "kind": kind, **told} for kind in lease["kinds"]]
-        found["leases"]["data"] = rows
-    return found
+            state = {name: doing.get(name) for name in ("task", "turn", "phase")}
+            rows += [{"chain": lease["chain"], "kind": kind, **state} for kind in lease["kinds"]]
+        values["leases"]["data"] = rows
+    return values
 
 
 def limits_json(reader: RunReader) -> list[dict[str, Any]]:
@@ -232,16 +232,16 @@ def limits_json(reader: RunReader) -> list[dict[str, Any]]:
     """
     newest = reader.newest_events(1)
     after = start = max(0, newest[-1].key - MAX_LIMIT_EVENTS) if newest else 0
-    found: dict[str, list[EventRow]] = {}
+    by_limit: dict[str, list[EventRow]] = {}
     first: int | None = None
     while events := reader.events(after, "sandbox_limit", 1000):
         after, first = events[-1].key, events[0].step if first is None else first
         for event in events:
-            found.setdefault(str(event.data.get("limit")), []).append(event)
-    told = []
-    for limit, own in found.items():
+            by_limit.setdefault(str(event.data.get("limit")), []).append(event)
+    rows = []
+    for limit, own in by_limit.items():
         chains = list(dict.fromkeys(event.who for event in reversed(own) if event.who))
-        told.append(
+        rows.append(
             {
                 "limit": limit,
                 "count": sum(int(event.data.get("count", 1)) for event in own),
@@ -252,7 +252,7 @@ def limits_json(reader: RunReader) -> list[dict[str, Any]]:
                 "since": first if start else None,
             }
         )
-    return sorted(told, key=lambda each: -int(str(each["count"])))
+    return sorted(rows, key=lambda each: -int(str(each["count"])))
 
 
 def failures_json(reader: RunReader) -> list[dict[str, Any]]:
@@ -261,21 +261,21 @@ def failures_json(reader: RunReader) -> list[dict[str, Any]]:
     Numbers are left out of the comparison, so "after 12.3 s" and "after 12.4 s" are one reason.
     """
     rows, _ = reader.page(ChainFilter(failed=True), "-added", None, MAX_FAILURES)
-    found: dict[str, list[ChainRow]] = {}
+    by_reason: dict[str, list[ChainRow]] = {}
     for row in rows:
-        found.setdefault(re.sub(r"\d+(\.\d+)?", "#", row.error or ""), []).append(row)
-    told = [
+        by_reason.setdefault(re.sub(r"\d+(\.\d+)?", "#", row.error or ""), []).append(row)
+    reasons = [
         {"error": own[0].error, "count": len(own), "chain": own[0].id, "step": own[0].step, "outcome": own[0].outcome}
-        for own in found.values()
+        for own in by_reason.values()
     ]
-    return sorted(told, key=lambda each: -int(str(each["count"])))
+    return sorted(reasons, key=lambda each: -int(str(each["count"])))
 
 
 def _by_kind(series: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """`resources/<kind>/<figure>` as {kind: {figure: ...}}. A kind may hold slashes."""
-    found: dict[str, dict[str, Any]] = {}
+    kinds: dict[str, dict[str, Any]] = {}
     for name, values in series.items():
         if name.startswith("resources/"):
             kind, _, figure = name.removeprefix("resources/").rpartition("/")
-            found.setdefault(kind, {})[figure] = values
-    return found
+            kinds.setdefault(kind, {})[figure] = values
+    return kinds

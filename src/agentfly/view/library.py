@@ -51,29 +51,29 @@ class Library:
 
     def scan(self) -> dict[str, Path]:
         """The folder of each run, by name: its path below the runs folder. Symbolic links are not followed."""
-        found = run_folders(self._root)
-        self._known = time.monotonic(), found
-        return found
+        folders = run_folders(self._root)
+        self._known = time.monotonic(), folders
+        return folders
 
     def find(self, name: str) -> Path:
         """The folder of a run. Raises NotFound."""
-        at, known = self._known
-        if name not in known or time.monotonic() - at > KNOWN_S:
-            known = self.scan()
-        if name not in known:
+        at, folders = self._known
+        if name not in folders or time.monotonic() - at > KNOWN_S:
+            folders = self.scan()
+        if name not in folders:
             raise NotFound(f"there is no run {name[:200]!r} here")
-        return known[name]
+        return folders[name]
 
     def summaries(self) -> list[RunSummary]:
         """All runs, the one that wrote last first. A run that has ended is read again only if its files have changed."""
-        found = []
+        summaries = []
         for name, folder in self.scan().items():
             stamp = file_stamp(folder)
-            kept = self._summaries.get(name)
-            if kept is None or kept[0] != stamp or kept[1].state not in ("finished", "stopped"):
-                kept = self._summaries[name] = stamp, summarize(folder, name)
-            found.append(kept[1])
-        return sorted(found, key=lambda run: (-(run.updated or 0.0), run.name))
+            cached = self._summaries.get(name)
+            if cached is None or cached[0] != stamp or cached[1].state not in ("finished", "stopped"):
+                cached = self._summaries[name] = stamp, summarize(folder, name)
+            summaries.append(cached[1])
+        return sorted(summaries, key=lambda run: (-(run.updated or 0.0), run.name))
 
     async def ask(self, name: str, question: Callable[[RunReader], T]) -> T:
         """What `question` returns, run in a thread. Raises NotFound, or what `question` raises."""
@@ -123,11 +123,11 @@ def file_stamp(folder: Path) -> Stamp:
 
     A reader creates an empty log: its time says nothing.
     """
-    found: list[int] = []
+    stamp: list[int] = []
     for name in ("run.db", "run.db-wal"):
         try:
             status = (folder / name).stat()
-            found += [status.st_size, status.st_mtime_ns if status.st_size else 0]
+            stamp += [status.st_size, status.st_mtime_ns if status.st_size else 0]
         except OSError:
-            found += [0, 0]
-    return found[0], found[1], found[2], found[3]
+            stamp += [0, 0]
+    return stamp[0], stamp[1], stamp[2], stamp[3]

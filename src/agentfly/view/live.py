@@ -77,9 +77,9 @@ class LibraryWatcher:
             await asyncio.sleep(self._look_s)
             if loop.time() - scanned >= SCAN_S:
                 scanned, folders = loop.time(), await asyncio.to_thread(self._library.scan)
-            found = self._look(folders)
-            changed = [name for name in found.keys() | self._stamps.keys() if found.get(name) != self._stamps.get(name)]
-            self._stamps = found
+            stamps = self._look(folders)
+            changed = [name for name in stamps.keys() | self._stamps.keys() if stamps.get(name) != self._stamps.get(name)]
+            self._stamps = stamps
             for name in sorted(changed):
                 self._tell(name)
 

@@ -30,12 +30,12 @@ def sources_json(reader: RunReader, field: str | None) -> dict[str, Any]:
     tasks, whole = _fields(reader, steps[-1]) if steps else ({}, True)
     names = dividing_fields(tasks)
     chosen = field if field in names else next(iter(names), None)
-    found: dict[str, dict[int, list[float | None]]] = {}
+    by_value: dict[str, dict[int, list[float | None]]] = {}
     for step in steps if chosen is not None else ():
         for row in _held_out(reader, step):
             if chosen in tasks.get(row.task_id, {}):
                 value = str(tasks[row.task_id][chosen])
-                found.setdefault(value, {}).setdefault(step, []).append(row.score)
+                by_value.setdefault(value, {}).setdefault(step, []).append(row.score)
     return {
         "fields": names,
         "field": chosen,
@@ -46,15 +46,15 @@ def sources_json(reader: RunReader, field: str | None) -> dict[str, Any]:
                 "tasks": sum(str(fields.get(chosen or "")) == value for fields in tasks.values()),
                 "points": [_point(step, scores) for step, scores in by_step.items()],
             }
-            for value, by_step in sorted(found.items())
+            for value, by_step in sorted(by_value.items())
         ],
     }
 
 
 def _point(step: int, scores: list[float | None]) -> list[float | None]:
     """Step, mean score, and the numbers of chains with a score and of all."""
-    known = [score for score in scores if score is not None]
-    return [step, mean(known) if known else None, len(known), len(scores)]
+    finite = [score for score in scores if score is not None]
+    return [step, mean(finite) if finite else None, len(finite), len(scores)]
 
 
 def dividing_fields(tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -64,24 +64,24 @@ def dividing_fields(tasks: Mapping[str, Mapping[str, Any]]) -> list[str]:
         for name, value in fields.items():
             if isinstance(value, str | int) and len(str(value)) <= 60:
                 values.setdefault(name, []).append(value)
-    found = [
+    names = [
         name
         for name, own in values.items()
         if len(own) == len(tasks) and 2 <= len(set(own)) <= min(MAX_SOURCES, len(tasks) // 2)
     ]
-    return sorted(found, key=lambda name: (PREFERRED.index(name) if name in PREFERRED else len(PREFERRED), name))
+    return sorted(names, key=lambda name: (PREFERRED.index(name) if name in PREFERRED else len(PREFERRED), name))
 
 
 def _fields(reader: RunReader, step: int) -> tuple[dict[str, dict[str, Any]], bool]:
     """The fields of each held-out task of a step, and whether all were read in time."""
-    found: dict[str, dict[str, Any]] = {}
+    fields: dict[str, dict[str, Any]] = {}
     ends = time.monotonic() + DECODE_S
     for row in _held_out(reader, step):
-        if row.task_id not in found:
+        if row.task_id not in fields:
             if time.monotonic() > ends:
-                return found, False
-            found[row.task_id] = dict(reader.trajectory(row.id).task.fields)
-    return found, True
+                return fields, False
+            fields[row.task_id] = dict(reader.trajectory(row.id).task.fields)
+    return fields, True
 
 
 def _held_out(reader: RunReader, step: int) -> Iterator[ChainRow]:

@@ -165,15 +165,15 @@ def _measure(measure: str, success_at: float) -> Callable[[Trajectory], float]:
 
 def _validated(store: RunStore, history: Mapping[int, Mapping[str, float]], when: When, path: Path) -> int | None:
     """The step whose validation is meant; None if the run has no validation."""
-    found = {step: row["validation/success"] for step, row in history.items() if "validation/success" in row}
+    validated = {step: row["validation/success"] for step, row in history.items() if "validation/success" in row}
     if isinstance(when, int):
         if not store.count(step=when, split="validation"):
-            known = ", ".join(map(str, found)) or "none"
-            raise ConfigError(f"{path} has no validation of step {when}; it has those of {known}")
+            steps = ", ".join(map(str, validated)) or "none"
+            raise ConfigError(f"{path} has no validation of step {when}; it has those of {steps}")
         return when
-    if not found:  # a run that was killed in its first validation
+    if not validated:  # a run that was killed in its first validation
         newest = store.rows(split="validation", limit=1)
         return newest[0].step if newest else None
     if when == "best":
-        return max(found, key=lambda step: (found[step] if math.isfinite(found[step]) else -math.inf, step))
-    return max(found)
+        return max(validated, key=lambda step: (validated[step] if math.isfinite(validated[step]) else -math.inf, step))
+    return max(validated)

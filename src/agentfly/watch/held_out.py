@@ -106,9 +106,9 @@ def interval_text(metrics: Mapping[str, float], name: str) -> str:
     """The 95 % interval and the bounds of a metric, to be written behind it: ` (0.31-0.52; 0.25-0.75 of all)`; empty if it has
     none."""
     low, high, least, most = (metrics.get(f"{name}{part}", math.nan) for part in _PARTS)
-    told = [f"{low:.2f}-{high:.2f}"] if math.isfinite(low) else []
-    told += [f"{least:.2f}-{most:.2f} of all"] if math.isfinite(least) else []
-    return f" ({'; '.join(told)})" if told else ""
+    parts = [f"{low:.2f}-{high:.2f}"] if math.isfinite(low) else []
+    parts += [f"{least:.2f}-{most:.2f} of all"] if math.isfinite(least) else []
+    return f" ({'; '.join(parts)})" if parts else ""
 
 
 def is_part(name: str) -> bool:

@@ -84,7 +84,7 @@ class LiveDisplay(RenderHook):
                 self._frame = frame
                 self.console.print(Control())
 
-    def print_above(self, text: Any) -> None:
+    def print_above(self, text: object) -> None:
         """Print something that stays, above the display."""
         with self._lock:
             self.console.print(text, soft_wrap=True)
@@ -140,7 +140,7 @@ class _Drawn:
     def __init__(self, lines: list[list[Segment]]) -> None:
         self._lines = lines
 
-    def __rich_console__(self, console: Console, options: Any) -> Any:
+    def __rich_console__(self, console: Console, options: object) -> Any:
         for number, line in enumerate(self._lines):
             if number:
                 yield Segment.line()

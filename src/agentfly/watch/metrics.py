@@ -44,11 +44,11 @@ _PATTERNS = [(re.compile(re.sub(r"<\w+>", ".+", re.escape(name))), metric) for n
 
 def describe(name: str) -> Metric:
     """The row of a metric, or of the pattern that matches its name. Raises UnknownName."""
-    found = _find(name)
-    if found is None:
+    metric = _find(name)
+    if metric is None:
         near = difflib.get_close_matches(name, METRICS, n=1, cutoff=0.5)
         raise UnknownName(f"no metric is called {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    return found
+    return metric
 
 
 def unknown(names: Iterable[str]) -> list[str]:
@@ -84,6 +84,7 @@ def rollout_metrics(
     rewards = [trajectory.total_reward for trajectory in scored]
     num_chains, num_turns = len(trajectories), sum(len(trajectory.turns) for trajectory in trajectories)
     tokens = sum(trajectory.num_sampled for trajectory in trajectories)
+    read = sum(turn.completion.prompt_tokens for trajectory in trajectories for turn in trajectory.turns)
     calls: Counter[str] = sum((trajectory.tool_counts for trajectory in trajectories), Counter())
     invalid = sum(trajectory.num_invalid_calls for trajectory in trajectories)
     tried = sum(calls.values()) + invalid
@@ -107,6 +108,7 @@ def rollout_metrics(
         "rollout/tokens": float(tokens),
         "rollout/tokens_per_s": tokens / seconds if seconds > 0 else 0.0,
         "rollout/reply_tokens": _share(tokens, num_turns),
+        **({"rollout/prompt_tokens": float(read)} if read else {}),
         **_chain_tokens(trajectories),
         **_turn_times(trajectories),
     }
@@ -139,7 +141,7 @@ def _components(scored: Sequence[Trajectory]) -> dict[str, float]:
     for trajectory in scored:
         for name, value in trajectory.components.items():
             values.setdefault(name, []).append(value)
-    return {f"reward/component/{name}": _mean(found) for name, found in sorted(values.items())}
+    return {f"reward/component/{name}": _mean(component) for name, component in sorted(values.items())}
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -128,7 +128,7 @@ def _slowest(rows: Mapping[int, Mapping[str, float]]) -> list[SlowStep]:
     if len(rows) < 3 or middle <= 0:
         return []
     usual = {name: median(_value(row, metric) for row in rows.values()) for name, metric in PARTS.items()}
-    found = []
+    slow = []
     for step, row in sorted(rows.items(), key=lambda item: -item[1]["time/step_s"])[:SLOWEST]:
         took = row["time/step_s"]
         if took <= 1.5 * middle:
@@ -138,17 +138,17 @@ def _slowest(rows: Mapping[int, Mapping[str, float]]) -> list[SlowStep]:
         reason = f"{name} took {short(more[name])} more than usual"
         if (stalls := _value(row, "time/stalls_s")) > 0:
             reason += f", {short(stalls)} lost in stalls"
-        found.append(SlowStep(step, took, took / middle, reason))
-    return found
+        slow.append(SlowStep(step, took, took / middle, reason))
+    return slow
 
 
 def _tools(rows: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
+    seconds: dict[str, list[float]] = {}
     for row in rows.values():
         for metric, value in row.items():
             if metric.startswith("time/tool_s/") and math.isfinite(value):
-                found.setdefault(metric.removeprefix("time/tool_s/"), []).append(value)
-    means = {name: math.fsum(values) / len(values) for name, values in found.items()}
+                seconds.setdefault(metric.removeprefix("time/tool_s/"), []).append(value)
+    means = {name: math.fsum(values) / len(values) for name, values in seconds.items()}
     return dict(sorted(means.items(), key=lambda item: -item[1]))
 
 

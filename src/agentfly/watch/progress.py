@@ -173,7 +173,7 @@ class Progress:
                 self._series.setdefault(name, []).append((step, metrics[name]))
         if step > OFTEN and step % 10:
             return
-        known = {warned.name for warned in self.warnings}
+        shown_before = {warned.name for warned in self.warnings}
         # The loop itself tells of steps in which nothing was learned.
         self.warnings = [
             warned
@@ -181,7 +181,7 @@ class Progress:
             if ("train/idle_steps" not in dict(warned.evidence))
         ]
         for warned in self.warnings:
-            if warned.name not in known:
+            if warned.name not in shown_before:
                 self.note(f"warning: {warned.text}. Try: {warned.tips[0]}")
 
     def validated(self, metrics: Mapping[str, float]) -> None:
@@ -255,8 +255,8 @@ class Progress:
 
     def _steps_row(self) -> RenderableType:
         left = self.seconds_left
-        told = f"{self._step}/{self.total_steps}" + (f"  {duration(left)} left" if left is not None else "")
-        return bar_row("steps", self._step, self.total_steps, told)
+        text = f"{self._step}/{self.total_steps}" + (f"  {duration(left)} left" if left is not None else "")
+        return bar_row("steps", self._step, self.total_steps, text)
 
     def _phase_row(self) -> RenderableType:
         done, total = self._chains
@@ -268,8 +268,8 @@ class Progress:
         if not phase.total:
             return bar_row(phase.text, 0, 0, duration(now - phase.began))
         left = phase.seconds_left(now)
-        told = f"{phase.done:,}/{phase.total:,} {phase.unit}" + (f"  {duration(left)} left" if left is not None else "")
-        return bar_row(phase.text, phase.done, phase.total, told)
+        text = f"{phase.done:,}/{phase.total:,} {phase.unit}" + (f"  {duration(left)} left" if left is not None else "")
+        return bar_row(phase.text, phase.done, phase.total, text)
 
 
 LEVELS = {"red": "red", "yellow": "yellow"}
@@ -307,8 +307,8 @@ def shown(metrics: Mapping[str, float]) -> list[str]:
         parts.insert(0, f"loss {number(metrics['train/loss'], 4)}")
     if metrics.get("rollout/envs") or metrics.get("resources/total/failed"):
         failed = metrics.get("resources/total/failed", 0)
-        told = f" ({failed:,.0f} failed so far)" if failed else ""
-        parts.append(f"{number(metrics.get('rollout/envs', 0), 0)} envs{told}")
+        failures = f" ({failed:,.0f} failed so far)" if failed else ""
+        parts.append(f"{number(metrics.get('rollout/envs', 0), 0)} envs{failures}")
     return parts
 
 

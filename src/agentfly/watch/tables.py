@@ -63,8 +63,8 @@ def show_trajectory(
         untrained = why_untrained(trajectory, "train", 0, {})
     word = "trained" if untrained is None else "sampled, not trained on"
     sampled, counts = sampled_turns(trajectory), _trained_by_turn(trajectory, trained)
-    told = "" if advantage is None else f", advantage {number(advantage, 3)}"
-    _print(console, Text(clean(_headline(trajectory) + told, plain), style="bold"))
+    suffix = "" if advantage is None else f", advantage {number(advantage, 3)}"
+    _print(console, Text(clean(_headline(trajectory) + suffix, plain), style="bold"))
     if trajectory.error:
         _print(console, Text(clean(trajectory.error, plain), style="red"))
     for index, message in enumerate(trajectory.messages):
@@ -87,8 +87,8 @@ def show_trajectory(
             _print(console, Text.assemble((gutter, "bold"), (line, style)))
         for _ in message.images:
             _print(console, Text("  [image]", style="dim"))
-    told = " and trained on" if untrained is None else f", not trained on: {untrained}"
-    _print(console, Text(f"{mark} sampled by the policy{told}", style="dim"))
+    suffix = " and trained on" if untrained is None else f", not trained on: {untrained}"
+    _print(console, Text(f"{mark} sampled by the policy{suffix}", style="dim"))
     if counts and untrained is None and 0 in counts:
         _print(console, Text(f"{hollow} sampled by the policy, left out of the loss", style="dim"))
 
@@ -134,8 +134,8 @@ def metrics_table(console: Console, metrics: Mapping[str, float]) -> None:
         if is_part(name):
             continue
         meaning = "" if unknown([name]) else describe(name).description
-        told = number(metrics[name], 3 * (name not in COUNTS)) + interval_text(metrics, name)
-        table.add_row(name, told, meaning)
+        value = number(metrics[name], 3 * (name not in COUNTS)) + interval_text(metrics, name)
+        table.add_row(name, value, meaning)
     console.print(table)
     _notes(console, {"": metrics})
 

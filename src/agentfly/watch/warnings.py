@@ -38,10 +38,10 @@ class Warned:
 
 def warnings_of(series: Series, *, max_logprob_gap: float | None = None) -> list[Warned]:
     """Every warning that holds at the newest step, red ones first."""
-    known = {name: clean for name, values in series.items() if (clean := [(s, v) for s, v in values if math.isfinite(v)])}
-    facts = _Facts(known, max_logprob_gap or DEFAULT_GAP)
-    found = [warned for rule in RULES if (warned := rule(facts)) is not None]
-    return sorted(found, key=lambda each: each.level != "red")
+    finite = {name: clean for name, values in series.items() if (clean := [(s, v) for s, v in values if math.isfinite(v)])}
+    facts = _Facts(finite, max_logprob_gap or DEFAULT_GAP)
+    warnings = [warned for rule in RULES if (warned := rule(facts)) is not None]
+    return sorted(warnings, key=lambda each: each.level != "red")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def entropy_collapsed(facts: _Facts) -> Warned | None:
 
 def truncated_rising(facts: _Facts) -> Warned | None:
     """More and more chains end at a limit of tokens, turns or time."""
-    found = []
+    rising = []
     for outcome, tip in (
         ("max_tokens", "raise sampling.max_tokens or agent.max_context, or reward short replies"),
         ("max_turns", "raise agent.max_turns, or reward chains that finish"),
@@ -132,10 +132,10 @@ def truncated_rising(facts: _Facts) -> Warned | None:
         name = f"rollout/outcome/{outcome}"
         means = facts.change(name)
         if means is not None and means[1] >= 0.2 and means[1] - means[0] >= 0.1:
-            found.append((name, outcome, means, tip))
-    if not found:
+            rising.append((name, outcome, means, tip))
+    if not rising:
         return None
-    name, outcome, (first, last), tip = max(found, key=lambda each: each[2][1])
+    name, outcome, (first, last), tip = max(rising, key=lambda each: each[2][1])
     return Warned(
         "truncated_rising",
         "red" if last >= 0.5 else "yellow",

@@ -235,8 +235,8 @@ class TextPrinter:
             self._console.print(Text(clean(str(data["text"]), self._console.options.ascii_only), style="green"), end="")
         elif event.kind == "tool_call":
             call = data["call"]
-            told = "could not be read" if call.error else json.dumps(call.arguments, ensure_ascii=False, default=str)
-            self._line(f"-> {call.name} {told}", "magenta")
+            arguments = "could not be read" if call.error else json.dumps(call.arguments, ensure_ascii=False, default=str)
+            self._line(f"-> {call.name} {arguments}", "magenta")
         elif event.kind == "observation":
             result = data["result"]
             self._line(f"<- {result.observation}", "red" if result.error else "yellow")
@@ -273,8 +273,8 @@ class JsonPrinter:
 
     def begin(self, session: ChatSession, *, interactive: bool) -> None:
         """The opening: agent, tools, the messages so far."""
-        known = session.trajectory.messages or session.trajectory.task.messages
-        messages = [{"role": each.role, "content": each.content} for each in known]
+        opening = session.trajectory.messages or session.trajectory.task.messages
+        messages = [{"role": each.role, "content": each.content} for each in opening]
         agent = {"agent": type(session.agent).__name__, "tools": list(session.agent.tools)}
         self._put("opened", **agent, messages=messages, differences=session.differences)
 

@@ -34,13 +34,13 @@ def run_compare(arguments: argparse.Namespace) -> int:
     """Print the comparison. The exit status is 0 whatever the result."""
     from ...watch.comparison import compare_runs
 
-    found = compare_runs(
+    comparison = compare_runs(
         arguments.a, arguments.b, measure=arguments.measure, when=_when(arguments.step), metrics=arguments.metric
     )
     if arguments.json:
-        print(json.dumps(found.to_json(), indent=1, allow_nan=False, default=str))
+        print(json.dumps(comparison.to_json(), indent=1, allow_nan=False, default=str))
     else:
-        _print(found)
+        _print(comparison)
     return 0
 
 
@@ -52,7 +52,7 @@ def _when(text: str) -> When:
     return int(text)
 
 
-def _print(found: Comparison) -> None:
+def _print(comparison: Comparison) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -61,59 +61,62 @@ def _print(found: Comparison) -> None:
     from ...watch.tables import clean
 
     console = Console()
-    console.print(Text.assemble(("A ", "bold"), clean(found.a)), soft_wrap=True)
-    console.print(Text.assemble(("B ", "bold"), clean(found.b)), soft_wrap=True)
-    if found.config:
+    console.print(Text.assemble(("A ", "bold"), clean(comparison.a)), soft_wrap=True)
+    console.print(Text.assemble(("B ", "bold"), clean(comparison.b)), soft_wrap=True)
+    if comparison.config:
         table = Table("config key", "A", "B", title_justify="left")
-        for key, values in found.config.items():
+        for key, values in comparison.config.items():
             table.add_row(*(Text(clean("-" if value is None else str(value))) for value in (key, *values)))
         console.print(table)
     else:
         console.print("the configs are the same")
     table = Table("last value of", "A", "B", "change")
-    for name, (left, right) in found.results.items():
+    for name, (left, right) in comparison.results.items():
         change = right - left
         sign = "+" if change > 0 else ""
-        told = sign + number(change, 3) if math.isfinite(change) else "-"
-        table.add_row(Text(clean(name)), number(left, 3), number(right, 3), told)
-    if found.results:
+        change_text = sign + number(change, 3) if math.isfinite(change) else "-"
+        table.add_row(Text(clean(name)), number(left, 3), number(right, 3), change_text)
+    if comparison.results:
         console.print(table)
-    for line in held_out_lines(found):
+    for line in held_out_lines(comparison):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
-def held_out_lines(found: Comparison) -> list[str]:
+def held_out_lines(comparison: Comparison) -> list[str]:
     """The paired test in sentences."""
     from ...runs.compare import percent
     from ...watch.progress import number
 
-    num_a, num_b, both = found.tasks
-    if found.test is None:
+    num_a, num_b, both = comparison.tasks
+    if comparison.test is None:
         if not (num_a and num_b):
             missing = " and ".join(name for name, count in (("A", num_a), ("B", num_b)) if not count)
-            return [f"no test: {missing} has no scored held-out chains", *left_out_lines(found)]
-        return [f"no test: the runs have no held-out task in common (A has {num_a}, B has {num_b})", *left_out_lines(found)]
-    test = found.test
-    steps = "/".join("-" if step is None else str(step) for step in found.steps)
+            return [f"no test: {missing} has no scored held-out chains", *left_out_lines(comparison)]
+        return [
+            f"no test: the runs have no held-out task in common (A has {num_a}, B has {num_b})",
+            *left_out_lines(comparison),
+        ]
+    test = comparison.test
+    steps = "/".join("-" if step is None else str(step) for step in comparison.steps)
     return [
-        f"held-out {found.measure}, {both} tasks in common (A has {num_a}, B has {num_b}; steps {steps}):",
+        f"held-out {comparison.measure}, {both} tasks in common (A has {num_a}, B has {num_b}; steps {steps}):",
         f"  A {number(test.mean_a, 3)}, B {number(test.mean_b, 3)}, B - A {number(test.difference, 3)} "
         f"(95 % interval {number(test.low, 3)} to {number(test.high, 3)})",
         f"  B better on {test.better} tasks, worse on {test.worse}, equal on {test.equal}; "
         f"p {percent(test.p_permutation)} (permutation), {percent(test.p_sign)} (sign test)",
         f"  {test.verdict}",
-        *left_out_lines(found),
+        *left_out_lines(comparison),
     ]
 
 
-def left_out_lines(found: Comparison) -> list[str]:
+def left_out_lines(comparison: Comparison) -> list[str]:
     """How many chains are in no figure because they have no score, and what they could change."""
     from ...watch.held_out import is_told
 
-    lost = [f"{total - scored} of {total} chains of {name}" for name, (scored, total) in zip("AB", found.chains, strict=True)
-            if is_told(scored, total)]  # fmt: skip
+    sides = zip("AB", comparison.chains, strict=True)
+    lost = [f"{total - scored} of {total} chains of {name}" for name, (scored, total) in sides if is_told(scored, total)]
     if not lost:
         return []
-    ends = found.bounds
+    ends = comparison.bounds
     could = "" if ends is None else f": with them, B - A is between {ends[0]:.3f} and {ends[1]:.3f}"
     return [f"  {' and '.join(lost)} have no score and are left out{could}"]

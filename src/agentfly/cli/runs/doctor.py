@@ -11,11 +11,11 @@ import json
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `doctor` and `replay` to the command line."""
-    for name, what, told in (
+    for name, what, help_text in (
         ("doctor", "RUN|MODEL", "check a training run from its folder, or what a model can do from its config"),
         ("replay", "RUN", "compute every step of a run again from its stored chains, without a model, and compare"),
     ):
-        parser = commands.add_parser(name, help=told)
+        parser = commands.add_parser(name, help=help_text)
         parser.add_argument("run_dir", metavar=what, help="the folder of the run" + ", or of a model" * ("MODEL" in what))
         parser.add_argument("--json", action="store_true", help="print the checks as JSON")
         parser.set_defaults(run=run_doctor, examine=name)
@@ -33,36 +33,36 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     if arguments.examine == "doctor" and is_model(arguments.run_dir):
         return _doctor_model(arguments)
 
-    found = (replay if arguments.examine == "replay" else diagnose)(arguments.run_dir)
+    report = (replay if arguments.examine == "replay" else diagnose)(arguments.run_dir)
     if arguments.json:
-        print(json.dumps(found.to_json(), indent=1))
-        return 0 if found.ok else 1
+        print(json.dumps(report.to_json(), indent=1))
+        return 0 if report.ok else 1
     console = Console(soft_wrap=True)
-    for check in found.checks:
+    for check in report.checks:
         word, style = ("WRONG", "bold red") if not check.ok else ("skipped", "dim") if check.skipped else ("ok", "green")
-        told = check.skipped if check.skipped and check.ok else check.evidence
-        console.print(Text.assemble((f"{word:8}", style), f"{check.name:12}{check.promise}", (clean(f": {told}"), "dim")))
+        evidence = check.skipped if check.skipped and check.ok else check.evidence
+        console.print(Text.assemble((f"{word:8}", style), f"{check.name:12}{check.promise}", (clean(f": {evidence}"), "dim")))
         more = check.num_problems - len(check.problems)
         for problem in [*check.problems, *([f"and {more:,} more"] if more else [])]:
             console.print(Text(clean(f"{'':8}{'':12}{problem}"), style="red"))
     wrong, skipped = (
-        sum(not check.ok for check in found.checks),
-        sum(check.ok and bool(check.skipped) for check in found.checks),
+        sum(not check.ok for check in report.checks),
+        sum(check.ok and bool(check.skipped) for check in report.checks),
     )
-    held = len(found.checks) - wrong - skipped
-    print(f"{found.run}: {held} checks hold, {wrong} {'does' if wrong == 1 else 'do'} not, {skipped} skipped")
-    return 0 if found.ok else 1
+    held = len(report.checks) - wrong - skipped
+    print(f"{report.run}: {held} checks hold, {wrong} {'does' if wrong == 1 else 'do'} not, {skipped} skipped")
+    return 0 if report.ok else 1
 
 
 def _doctor_model(arguments: argparse.Namespace) -> int:
     """Print a line per ability of the model. Returns 1 if it cannot be sampled here or not be trained."""
     from ...health.models import diagnose_model
 
-    found = diagnose_model(arguments.run_dir)
+    abilities = diagnose_model(arguments.run_dir)
     if arguments.json:
-        rows = [{"name": each.name, "ok": each.ok, "told": each.told} for each in found]
+        rows = [{"name": each.name, "ok": each.ok, "told": each.told} for each in abilities]
         print(json.dumps({"model": arguments.run_dir, "checks": rows}, indent=1))
     else:
-        for each in found:
+        for each in abilities:
             print(f"{'yes' if each.ok else 'NO':5}{each.name:14}{each.told}")
-    return 0 if all(each.ok for each in found if each.name in ("loaded", "sampled", "trained")) else 1
+    return 0 if all(each.ok for each in abilities if each.name in ("loaded", "sampled", "trained")) else 1

@@ -239,11 +239,11 @@ def dpo_rows(reader: RunReader, chosen: ChainFilter, min_gap: float = 0.0) -> It
     """One pair per group whose best and worst chain have different rewards, and the same prompt."""
     steps = reader.values("step") if chosen.step is None else [chosen.step]
     for step in steps:
-        found: dict[tuple[str, int], list[ChainRow]] = {}
+        groups: dict[tuple[str, int], list[ChainRow]] = {}
         for row in chains(reader, replace(chosen, step=step)):
             if row.score is not None and row.num_turns:
-                found.setdefault((row.task_id, row.draw), []).append(row)
-        for rows in found.values():
+                groups.setdefault((row.task_id, row.draw), []).append(row)
+        for rows in groups.values():
             high, low = max(rows, key=lambda row: row.score or 0), min(rows, key=lambda row: row.score or 0)
             gap = (high.score or 0) - (low.score or 0)
             if gap <= 0 or gap < min_gap:
@@ -281,16 +281,16 @@ def conversation(trajectory: Trajectory) -> tuple[list[dict[str, Any]], list[dic
 
 def as_dict(message: Message, calls: Any) -> dict[str, Any]:
     """A message in the form of a chat server."""
-    found: dict[str, Any] = {"role": message.role, "content": message.content}
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
     if calls:
-        found["tool_calls"] = [
+        fields["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in calls
         ]
     if message.name is not None:
-        found["name"] = message.name
+        fields["name"] = message.name
     if message.tool_call_id is not None:
-        found["tool_call_id"] = message.tool_call_id
-    return found
+        fields["tool_call_id"] = message.tool_call_id
+    return fields
 
 
 def _has_images(trajectory: Trajectory) -> bool:

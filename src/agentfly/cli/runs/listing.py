@@ -60,17 +60,17 @@ def run_list(arguments: argparse.Namespace) -> int:
     if not root.is_dir():
         raise ConfigError(f"there is no folder {root}: give the folder of the runs")
     conditions = [Condition.parse(text) for text in arguments.where]
-    found = [run for run in find_runs(root) if all(condition.holds(run) for condition in conditions)]
+    runs = [run for run in find_runs(root) if all(condition.holds(run) for condition in conditions)]
     if arguments.sort:
-        found = sort_runs(found, arguments.sort)
+        runs = sort_runs(runs, arguments.sort)
     if arguments.reverse:
-        found.reverse()
+        runs.reverse()
     if arguments.json:
-        print(json.dumps([to_json(run) for run in found], indent=1, allow_nan=False))
-    elif not found:
+        print(json.dumps([to_json(run) for run in runs], indent=1, allow_nan=False))
+    elif not runs:
         print(f"no runs in {root}" + (" fit" if conditions else ""))
     else:
-        _print_table(found)
+        _print_table(runs)
     return 0
 
 
@@ -85,10 +85,10 @@ class Condition:
     @classmethod
     def parse(cls, text: str) -> Condition:
         """Raises ConfigError."""
-        found = _CONDITION.fullmatch(text)
-        if found is None or not found["value"]:
+        match = _CONDITION.fullmatch(text)
+        if match is None or not match["value"]:
             raise ConfigError(f"--where {text!r} is not a condition: write NAME>VALUE, with {' '.join(OPERATORS)}")
-        condition = cls(found["name"], found["operator"], found["value"])
+        condition = cls(match["name"], match["operator"], match["value"])
         if condition.sign in (">", "<", ">=", "<=") and number_of(condition.value) is None:
             raise ConfigError(f"--where {text!r}: {condition.value!r} is not a number")
         if "/" not in condition.name and (ALIASES.get(condition.name, condition.name) not in columns()):
@@ -181,8 +181,8 @@ def _print_table(runs: Sequence[RunSummary]) -> None:
         if run.problem is not None:
             table.add_row(Text("?", style="red"), clean(run.name), Text(clean(run.problem), style="red"))
             continue
-        known = [value for value in run.spark if value is not None]
-        curve = "" if plain or len(known) < 2 else sparkline(known[-20:])
+        finite = [value for value in run.spark if value is not None]
+        curve = "" if plain or len(finite) < 2 else sparkline(finite[-20:])
         ends = [value for value in (run.first_validation, run.last_validation) if value is not None]
         held = " -> ".join(number(value, 3) for value in (ends if run.first_validation != run.last_validation else ends[:1]))
         if run.best_validation is not None and run.best_validation != run.last_validation:

@@ -88,8 +88,8 @@ def read_curves(paths: Sequence[Path], metrics: Sequence[str], x: str) -> list[C
     for path, name in zip(paths, names_of(paths), strict=True):
         with RunReader(RunDirectory.existing(path).database, timeout_s=60.0) as reader:
             series = reader.series(metrics)
-            known = reader.metric_names()
-        if not any(series.values()) and not known:
+            names = reader.metric_names()
+        if not any(series.values()) and not names:
             raise ConfigError(f"{path} has no metrics yet")
         times = _times(path, series) if x == "time" else {}
         points = {
@@ -99,24 +99,24 @@ def read_curves(paths: Sequence[Path], metrics: Sequence[str], x: str) -> list[C
             if x == "step" or all(step in times for step, _, _ in rows)
         }
         # Names without points: a wrong name is answered with those that there are.
-        curves.append(Curve(name, read_config(path), {**dict.fromkeys(known, ()), **points}))
+        curves.append(Curve(name, read_config(path), {**dict.fromkeys(names, ()), **points}))
     return curves
 
 
 def _times(path: Path, series: Any) -> dict[int, float]:
     """Hours from the first recorded step, by step: from the store, or from metrics.jsonl of an older run."""
-    found = {step: at for rows in series.values() for step, at, _ in rows if at is not None}
-    if not found and (path / "metrics.jsonl").is_file():
+    times = {step: at for rows in series.values() for step, at, _ in rows if at is not None}
+    if not times and (path / "metrics.jsonl").is_file():
         for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
             try:
                 row = json.loads(line)
-                found[int(row["step"])] = float(row["time"])
+                times[int(row["step"])] = float(row["time"])
             except (ValueError, KeyError, TypeError):
                 continue  # an incomplete last line
-    if not found:
+    if not times:
         raise ConfigError(f"{path} did not record times: plot it against steps")
-    first = min(found.values())
-    return {step: (at - first) / 3600 for step, at in found.items()}
+    first = min(times.values())
+    return {step: (at - first) / 3600 for step, at in times.items()}
 
 
 def write_chart(path: Path, panels: Sequence[Panel], columns: int) -> None:

@@ -88,8 +88,8 @@ def select(path: Path, sql: str, *, limit: int, timeout_s: float) -> tuple[list[
             raise QueryTimeout(f"the query took longer than {timeout_s:g} s") from error
         raise ConfigError(f"SQLite refuses the query: {error}") from error
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
-        told = "it does more than read the tables of the run; write a SELECT" if "authoriz" in str(error) else str(error)
-        raise ConfigError(f"SQLite refuses the query: {told}") from error
+        reason = "it does more than read the tables of the run; write a SELECT" if "authoriz" in str(error) else str(error)
+        raise ConfigError(f"SQLite refuses the query: {reason}") from error
     finally:
         opened.close()
     return _unique(names), rows[:limit], len(rows) > limit

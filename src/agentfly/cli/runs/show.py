@@ -58,25 +58,25 @@ def find_chains(reader: RunReader, arguments: argparse.Namespace) -> list[ChainR
     chosen, limit = make_filter(arguments), arguments.limit
     if arguments.sort != "-step":
         return _pages(reader, chosen, arguments.sort, limit)
-    found: list[ChainRow] = []
+    chains: list[ChainRow] = []
     for step in reversed(reader.values("step")) if chosen.step is None else [chosen.step]:
         if chosen.step_low is not None and step < chosen.step_low:
             break
-        found += _pages(reader, replace(chosen, step=step), "added", limit - len(found))
-        if len(found) >= limit:
+        chains += _pages(reader, replace(chosen, step=step), "added", limit - len(chains))
+        if len(chains) >= limit:
             break
-    return found
+    return chains
 
 
 def _pages(reader: RunReader, chosen: Any, sort: str, limit: int) -> list[ChainRow]:
-    found: list[ChainRow] = []
+    chains: list[ChainRow] = []
     cursor: str | None = None
-    while len(found) < limit:
-        rows, cursor = reader.page(chosen, sort, cursor, min(1000, limit - len(found)))
-        found += rows
+    while len(chains) < limit:
+        rows, cursor = reader.page(chosen, sort, cursor, min(1000, limit - len(chains)))
+        chains += rows
         if cursor is None:
             break
-    return found
+    return chains
 
 
 def explain(reader: RunReader, row: ChainRow) -> tuple[Trajectory, list[bool] | None, str | None]:
@@ -89,12 +89,12 @@ def explain(reader: RunReader, row: ChainRow) -> tuple[Trajectory, list[bool] | 
     from ...watch.tables import why_untrained
 
     trajectory = reader.trajectory(row.id)
-    found = training_of(reader, row, trajectory)
-    if found.turns is not None:
-        flags = [flag for turn in found.turns for flag in turn]
-        return trajectory, flags, None if any(flags) else found.reason
+    training = training_of(reader, row, trajectory)
+    if training.turns is not None:
+        flags = [flag for turn in training.turns for flag in turn]
+        return trajectory, flags, None if any(flags) else training.reason
     skipped = {step: value or 0.0 for step, _, value in reader.series(["train/skipped"])["train/skipped"]}
-    reason = found.reason or why_untrained(trajectory, row.split, row.step, skipped) or _why_no_advantage(reader, row)
+    reason = training.reason or why_untrained(trajectory, row.split, row.step, skipped) or _why_no_advantage(reader, row)
     return trajectory, None, reason
 
 

@@ -94,8 +94,8 @@ class InFlight:
             first, _, last = self._events
             last.synchronize()
             took = first.elapsed_time(last) / self.steps
-        found, steps = self._results, self.steps
-        return found[:steps], found[MAX_STEPS : MAX_STEPS + steps].view(np.float32), found[2 * MAX_STEPS], took
+        results, steps = self._results, self.steps
+        return results[:steps], results[MAX_STEPS : MAX_STEPS + steps].view(np.float32), results[2 * MAX_STEPS], took
 
 
 class DecodeBatch:
@@ -189,8 +189,8 @@ class DecodeBatch:
         """The entries that need pages for that many steps, each with the number of tokens that its pages must hold."""
         length = self._position[rows] + np.minimum(self._launched[rows] + steps, self._left[rows])
         lacking = length > self._page_room[rows]
-        found = zip(rows[lacking].tolist(), length[lacking].tolist(), strict=True)
-        return [(self._entry(row), end) for row, end in found]
+        needs = zip(rows[lacking].tolist(), length[lacking].tolist(), strict=True)
+        return [(self._entry(row), end) for row, end in needs]
 
     def launch(self, rows: IntArray, steps: int, joining: int = 0, last_steps: int = 1) -> InFlight:
         """Launch `steps` steps. Nothing here waits for the device. `joining` sequences will soon take free rows.
@@ -278,8 +278,8 @@ class DecodeBatch:
             self._sampled[rows, first + number] = tokens[number, columns]
             self._sampled_logprobs[rows, first + number] = logprobs[number, columns]
         self._arrived[rows] += inflight.steps
-        told = (left[columns] == 0) | self._host_ends[rows] | ~np.isfinite(logprobs[:, columns]).all(axis=0)
-        return [self._entry(row) for row in rows[told]], inflight.steps * len(rows), took
+        ended = (left[columns] == 0) | self._host_ends[rows] | ~np.isfinite(logprobs[:, columns]).all(axis=0)
+        return [self._entry(row) for row in rows[ended]], inflight.steps * len(rows), took
 
     def still_present(self, inflight: InFlight) -> list[DecodeEntry]:
         """The entries that took part in these steps and have not been removed since."""
@@ -352,10 +352,10 @@ class DecodeBatch:
         places: list[int] = []  # of the first new page of each row
         counts: list[int] = []
         for entry, _ in self.lacking_pages(rows, steps):
-            held, known = entry.kv.pages, entry.uploaded_pages
-            pages += held[known:]
-            places.append(entry.row * self.width + known)
-            counts.append(len(held) - known)
+            held, uploaded = entry.kv.pages, entry.uploaded_pages
+            pages += held[uploaded:]
+            places.append(entry.row * self.width + uploaded)
+            counts.append(len(held) - uploaded)
             entry.uploaded_pages = len(held)
             self._page_room[entry.row] = len(held) * PAGE_SIZE
         block = np.zeros((len(pages), 2), np.int32)
@@ -437,8 +437,8 @@ class DecodeBatch:
         """Count the step. Returns token, position, place of the new key, length and uniform number of the rows."""
         if self._kernels is not None:
             rows = self._kernels.Rows(self.ints, self.floats, self.uniforms, self.table)
-            found: tuple[Tensor, ...] = self._kernels.begin_step(rows, self.step_index, size, PAGE_SIZE, columns=COLUMNS)
-            return found
+            arrays: tuple[Tensor, ...] = self._kernels.begin_step(rows, self.step_index, size, PAGE_SIZE, columns=COLUMNS)
+            return arrays
         self.step_index += 1
         ints = self.ints[:size]
         position, alive = ints[:, POSITION], ints[:, LEFT] > 0

@@ -34,6 +34,7 @@ import torch
 from ...errors import ConfigError, DeadlineError, EngineError
 from ...kernels.memory import out_of_memory
 from ...kernels.rope import fix_rope
+from ...protocols import Renderer
 from ...types import Completion, Proof, Request
 from ..options import AtUpdate, LocalOptions
 from ..prompt import complete, decode, hand_over, room_for
@@ -77,7 +78,7 @@ class LocalEngine:
         self.tokenizer = tokenizer
         self.shares_weights = True
         self.version = version
-        self.renderer: Any = None  # set by `open_engine`
+        self.renderer: Renderer | None = None  # set by `open_engine`
         self.proof: Proof | None = None  # for engines that hold a copy of the weights
         ends = end_ids(getattr(model, "generation_config", None), model.config, tokenizer)
         self.stop_ids = frozenset(ends if options.stop_ids is None else options.stop_ids)
@@ -358,7 +359,7 @@ class LocalEngine:
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
 
-    def _post(self, kind: Literal["add", "remove", "prepare"], what: Any) -> None:
+    def _post(self, kind: Literal["add", "remove", "prepare"], what: object) -> None:
         with self._lock:
             if kind != "remove" and self._failure is not None:
                 raise EngineError(self._failure)

@@ -12,7 +12,7 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,6 +21,9 @@ from ...kernels.rope import fix_rope
 from ..smollm2 import find_smollm2
 from .families.files import check_settings, check_weights
 from .families.support import check_config, check_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 POCKET = Path(__file__).parents[2] / "pocket" / "model"
 BUNDLED = {"pocket": POCKET, "pocket-worlds": POCKET.with_name("worlds_model")}
@@ -84,19 +87,19 @@ def save_model(model: Any, tokenizer: Any, folder: Path, weights: dict[str, torc
             tokenizer.save_pretrained(folder)
 
 
-def merged_weights(model: Any) -> dict[str, torch.Tensor]:
+def merged_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The state dict of the equivalent model without adapters, under its original names."""
     return dict(merged_tensors(model))
 
 
 @torch.no_grad()
-def merged_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def merged_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields the items of `merged_weights`. A merged weight is computed when it is yielded."""
     for name, tensor, adapter in plain_tensors(model):
         yield name, tensor if adapter is None else adapter.merged()
 
 
-def plain_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor, Any]]:
+def plain_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, Any]]:
     """Yields the tensors of the model without adapters under their original names, each with the adapter beside it or None."""
     adapters = {name: part for name, part in model.named_modules() if hasattr(part, "lora_a")}
     wrappers = {name for name, part in model.named_modules() if getattr(part, "adapts", False)}
@@ -110,7 +113,7 @@ def plain_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor, Any]]:
 
 
 @torch.no_grad()
-def copy_weights(model: Any, buckets: Iterable[Sequence[tuple[str, torch.Tensor]]]) -> None:
+def copy_weights(model: torch.nn.Module, buckets: Iterable[Sequence[tuple[str, torch.Tensor]]]) -> None:
     """Copy tensors into a model in place. Raises InvariantError unless each of its weights gets a value of the right shape."""
     own: dict[str, torch.Tensor] = model.state_dict()
     missing = {tensor.data_ptr() for tensor in own.values()}  # tied weights have one address and several names
@@ -126,7 +129,7 @@ def copy_weights(model: Any, buckets: Iterable[Sequence[tuple[str, torch.Tensor]
         raise InvariantError(f"of the weights that were handed over, {len(lost)} are missing, among them {lost[0]}")
 
 
-def end_ids(*holders: Any) -> set[int]:
+def end_ids(*holders: object) -> set[int]:
     """The end tokens that configs and a tokenizer name."""
     named = [getattr(holder, "eos_token_id", None) for holder in holders]
     return {token for ids in named if ids is not None for token in ([ids] if isinstance(ids, int) else ids)}
@@ -144,7 +147,7 @@ def free_gpu() -> None:
         torch.cuda.empty_cache()
 
 
-def count_weights(config: Any, chosen: int = 1) -> tuple[int, int, int]:
+def count_weights(config: object, chosen: int = 1) -> tuple[int, int, int]:
     """The weights of a model of this config, those of them that take part in a token for which `chosen` experts of a layer are
     chosen, and those of adapters of rank 1. The model is made on the meta device, which holds no numbers."""
     from transformers import AutoModelForCausalLM
@@ -165,7 +168,7 @@ def count_weights(config: Any, chosen: int = 1) -> tuple[int, int, int]:
     return total, total - idle, adapted
 
 
-def context_of(config: Any) -> int:
+def context_of(config: PretrainedConfig) -> int:
     """The number of tokens that a model was made for."""
     return int(getattr(config.get_text_config(), "max_position_embeddings", None) or 4096)
 

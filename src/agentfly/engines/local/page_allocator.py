@@ -50,14 +50,14 @@ class PrefixIndex:
 
     def add(self, seq: PagedSequence, length: int) -> None:
         """List the sequence with the full pages of its first `length` tokens. Pages listed before stay."""
-        known = len(seq.hashes)
-        if not known and seq.tokens[:length] == self._last_prompt:  # siblings come one after another
+        num_hashed = len(seq.hashes)
+        if not num_hashed and seq.tokens[:length] == self._last_prompt:  # siblings come one after another
             seq.hashes = self._last_hashes.copy()
         else:
-            seq.hashes += page_hashes(seq.tokens[known * PAGE_SIZE : length], seq.hashes[-1] if known else 0)
-            if not known:
+            seq.hashes += page_hashes(seq.tokens[num_hashed * PAGE_SIZE : length], seq.hashes[-1] if num_hashed else 0)
+            if not num_hashed:
                 self._last_prompt, self._last_hashes = seq.tokens[:length], seq.hashes.copy()
-        self._list(seq, known)
+        self._list(seq, num_hashed)
 
     def truncate(self, seq: PagedSequence, length: int) -> None:
         """List the sequence with no more than the full pages of its first `length` tokens."""
@@ -146,9 +146,9 @@ class PageAllocator:
                 seq.session, self._sessions[session] = session, seq
         else:
             seq, limit = own, min(own.cached, want)
-            kept = shared_prefix_length(own.tokens, tokens, limit)
-            whole = kept == limit
-            self._truncate(seq, kept)
+            shared = shared_prefix_length(own.tokens, tokens, limit)
+            whole = shared == limit
+            self._truncate(seq, shared)
             self.audit.reuse([*map(self._stamps.__getitem__, seq.pages)], seq.cached, PAGE_SIZE)
         seq.tokens, seq.busy, seq.used, seq.publication = tokens, True, self._clock, self.publication
         self._index.add(seq, want)

@@ -82,11 +82,11 @@ class PrefillMetadata:
     @classmethod
     def of(cls, pools: KVPools, rows: Sequence[tuple[Sequence[int], int, int]], device: torch.device) -> PrefillMetadata:
         """Build the metadata of sequences given as (page table, cached tokens, new tokens)."""
-        found = PrefillArrays.of(rows, max(len(pages) for pages, _, _ in rows))
-        places, positions = (torch.from_numpy(each).to(device) for each in (found.places, found.positions))
+        arrays = PrefillArrays.of(rows, max(len(pages) for pages, _, _ in rows))
+        places, positions = (torch.from_numpy(each).to(device) for each in (arrays.places, arrays.positions))
         table, starts, past, tile_rows, tile_queries = (
             torch.from_numpy(each.astype(np.int32)).to(device)
-            for each in (found.table, found.starts, found.past, found.tile_rows, found.tile_queries)
+            for each in (arrays.table, arrays.starts, arrays.past, arrays.tile_rows, arrays.tile_queries)
         )
         old_and_new = [(past, count) for _, past, count in rows]
         return cls(pools, table, places, positions, starts, past, tile_rows, tile_queries, rows=old_and_new)
@@ -122,8 +122,8 @@ class PrefillArrays(NamedTuple):
 def runs(starts: IntArray, counts: IntArray) -> IntArray:
     """start, start + 1, ... for each start, `counts` numbers each, one run after another."""
     ends = np.cumsum(counts)
-    found: IntArray = np.repeat(starts - ends + counts, counts) + np.arange(counts.sum())
-    return found
+    numbers: IntArray = np.repeat(starts - ends + counts, counts) + np.arange(counts.sum())
+    return numbers
 
 
 def attention(
@@ -136,7 +136,7 @@ def attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     agentfly_metadata: Any = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Called by every layer: query [1, heads, tokens, head_dim], key and value [1, kv_heads, tokens, head_dim]."""
     check_attention(module, agentfly_metadata, kwargs, "the local engine cannot serve it")

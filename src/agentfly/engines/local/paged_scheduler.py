@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .cuda_graphs import spending
 from .decode_batch import MAX_STEPS, DecodeBatch, DecodeEntry, InFlight
@@ -30,6 +30,9 @@ from .page_allocator import PAGE_SIZE, PageAllocator, PagedSequence
 from .paged_attention import KVPools
 from .prefill import MAX_SEQUENCES, PrefillChunk, Prefiller, PrefillPass
 from .scheduler import BatchScheduler, SequenceState
+
+if TYPE_CHECKING:
+    import torch
 
 LAUNCH_MS = 10.0
 """Target duration of a launch: long enough for the host's work, and no longer, because an ended reply waits for its launch."""
@@ -83,7 +86,7 @@ class PagedScheduler(BatchScheduler):
         self._max_running: float = self.max_batch  # lower while pages are short
         self.use_model(model)
 
-    def use_model(self, model: Any) -> None:
+    def use_model(self, model: torch.nn.Module) -> None:
         """Compute with another replica. The graphs hold addresses of the old weights, so graphs and launches are dropped."""
         super().use_model(model)
         self._launches.clear()

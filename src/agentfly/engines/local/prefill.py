@@ -164,14 +164,14 @@ class _PrefillGraph:
         int64s = array[: 6 * self.size].view(np.int64).reshape(3, self.size)
         starts, past, tile_rows, tile_queries, tables = np.split(array[6 * self.size :], self._bounds)
         longest = max((len(pages) for _, pages, _ in chunks), default=0)
-        found = PrefillArrays.of([(pages, cached, len(ids)) for ids, pages, cached in chunks], longest)
-        tokens, tiles = len(found.positions), len(found.tile_rows)
+        arrays = PrefillArrays.of([(pages, cached, len(ids)) for ids, pages, cached in chunks], longest)
+        tokens, tiles = len(arrays.positions), len(arrays.tile_rows)
         int64s[0, :tokens] = np.fromiter(chain.from_iterable([ids for ids, _, _ in chunks]), np.int64, tokens)
-        int64s[1, :tokens], int64s[2, :tokens] = found.positions, found.places
-        past[:count] = found.past
-        starts[: len(found.starts)], starts[len(found.starts) :] = found.starts, tokens
-        tile_rows[:tiles], tile_rows[tiles:], tile_queries[:tiles] = found.tile_rows, self.max_sequences, found.tile_queries
-        tables.reshape(-1, self.width)[:count, :longest] = found.table  # no page after those of a sequence is ever read
+        int64s[1, :tokens], int64s[2, :tokens] = arrays.positions, arrays.places
+        past[:count] = arrays.past
+        starts[: len(arrays.starts)], starts[len(arrays.starts) :] = arrays.starts, tokens
+        tile_rows[:tiles], tile_rows[tiles:], tile_queries[:tiles] = arrays.tile_rows, self.max_sequences, arrays.tile_queries
+        tables.reshape(-1, self.width)[:count, :longest] = arrays.table  # no page after those of a sequence is ever read
         upload.copy_to(self._buffer, self._tables_at + count * self.width)
 
 

@@ -68,28 +68,28 @@ def accelerate(model: Any, replica: Any, kernels: Any, *, on_pages: bool = False
     return {"merged": merged, **replaced, "residuals": fuse_residuals(replica)}
 
 
-def restore_modules(model: Any, replica: Any) -> bool:
+def restore_modules(model: torch.nn.Module, replica: torch.nn.Module) -> bool:
     """Undo `accelerate` and exclude the model from it. Returns False if there was nothing to undo."""
     _not_accelerated.add(model)
-    found = restore(replica)
-    for module in found:
+    restored = restore(replica)
+    for module in restored:
         vars(module).pop("agentfly_merged", None)
-    return bool(found)
+    return bool(restored)
 
 
-def same_tensors(model: Any, replica: Any) -> bool:
+def same_tensors(model: torch.nn.Module, replica: torch.nn.Module) -> bool:
     """Whether both still hold the same tensors. Moving or rebuilding a model, or adding adapters, replaces tensors."""
     ours, theirs = [*replica.parameters(), *replica.buffers()], [*model.parameters(), *model.buffers()]
     return len(ours) == len(theirs) and all(a is b for a, b in zip(ours, theirs, strict=True))
 
 
-def addresses(model: Any) -> tuple[int, ...]:
+def addresses(model: torch.nn.Module) -> tuple[int, ...]:
     """The addresses of the weights, which CUDA graphs and merged linear layers depend on."""
     return tuple(tensor.data_ptr() for tensor in [*model.parameters(), *model.buffers()])
 
 
 @torch.no_grad()
-def check_replica(model: Any, replica: Any, device: torch.device) -> SlotCache:
+def check_replica(model: torch.nn.Module, replica: torch.nn.Module, device: torch.device) -> SlotCache:
     """Compare a few tokens, computed in two pieces, with the model's own forward. Returns the cache that was used."""
     cache = SlotCache(2, 8)
 
@@ -102,7 +102,7 @@ def check_replica(model: Any, replica: Any, device: torch.device) -> SlotCache:
 
 
 @torch.no_grad()
-def check_paged_replica(model: Any, replica: Any, like: SlotCache, device: torch.device) -> None:
+def check_paged_replica(model: torch.nn.Module, replica: torch.nn.Module, like: SlotCache, device: torch.device) -> None:
     """The same for a replica over pages: two sequences are prefilled, one of them over two pages, and one token decoded.
 
     If the replica fails only because of its accelerated modules, they are restored, and the model is not accelerated again.

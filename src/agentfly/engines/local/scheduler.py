@@ -213,7 +213,7 @@ class BatchScheduler(ABC):
     def refine(self) -> None:  # noqa: B027  only CUDA graphs need it
         """Capture one of the sizes that were missing. Called while no sequence runs."""
 
-    def use_model(self, model: Any) -> None:
+    def use_model(self, model: torch.nn.Module) -> None:
         """Compute with another replica from now on."""
         self.model = model
 
@@ -248,7 +248,7 @@ class BatchScheduler(ABC):
         """Whether the first sequence of the queue may start."""
         return bool(self.queue) and (not self.draining or self.queue[0].started)
 
-    def _start(self, seq: SequenceState, kv: Any, source: Any, count: int) -> None:
+    def _start(self, seq: SequenceState, kv: Any, source: object, count: int) -> None:
         """Run a sequence in its cache entry, as `allocate` returned it."""
         seq.kv, seq.started = kv, True
         seq.share_from(source, count)

@@ -201,13 +201,13 @@ class SlotAllocator:
             free = next((slot for slot in self._slots if slot.free), None)
         if free is not None:
             return free
-        kept = min((slot for slot in self._slots if not slot.busy), key=lambda slot: slot.used, default=None)
-        if kept is not None:
+        oldest = min((slot for slot in self._slots if not slot.busy), key=lambda slot: slot.used, default=None)
+        if oldest is not None:
             self.num_evicted += 1
-            self.release(kept.session)
-            if kept is not source:
-                self._clear(kept)
-        return kept
+            self.release(oldest.session)
+            if oldest is not source:
+                self._clear(oldest)
+        return oldest
 
     def _add_slots(self) -> bool:
         count = len(self._slots)
@@ -228,17 +228,17 @@ class SlotAllocator:
         return sorted(idle, key=lambda slot: (slot.session != "", slot.used), reverse=True)[: max(count, 0)]
 
     def _reshape(self, num_slots: int, length: int, keep: Iterable[CacheSlot]) -> None:
-        kept = sorted(keep, key=lambda slot: slot.index)
-        staying = set(map(id, kept))
+        staying_slots = sorted(keep, key=lambda slot: slot.index)
+        staying = set(map(id, staying_slots))
         for slot in self._slots:
             if id(slot) not in staying:
                 self.num_evicted += bool(slot.session)
                 self._clear(slot)
-        moves = [(slot.index, index, slot.cached) for index, slot in enumerate(kept)]
+        moves = [(slot.index, index, slot.cached) for index, slot in enumerate(staying_slots)]
         self.cache.reshape(num_slots, length, moves)
-        for index, slot in enumerate(kept):
+        for index, slot in enumerate(staying_slots):
             slot.index = index
-        self._slots = kept + [CacheSlot(index) for index in range(len(kept), num_slots)]
+        self._slots = staying_slots + [CacheSlot(index) for index in range(len(staying_slots), num_slots)]
 
     def _clear(self, slot: CacheSlot) -> None:
         if slot.session:
@@ -257,9 +257,9 @@ def longest_shared_prefix(
             # Compare the token after the best prefix first: most sources differ there, so they cost one comparison.
             if source.tokens[count] != tokens[count]:
                 continue
-            found = shared_prefix_length(source.tokens, tokens, limit)
-            if found > count:
-                best, count = source, found
+            length = shared_prefix_length(source.tokens, tokens, limit)
+            if length > count:
+                best, count = source, length
             if count == want:
                 break
     return best, count

@@ -42,14 +42,14 @@ class SlotCache:
 
     def layer(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The two tensors of a layer. `key` and `value` [tokens, kv_heads, head_dim] give the shape at the first call."""
-        found = self.layers.get(index)
-        if found is None:
+        tensors = self.layers.get(index)
+        if tensors is None:
             # Zeros: masked positions have weight 0, and 0 x NaN would be NaN.
-            found = self.layers[index] = (
+            tensors = self.layers[index] = (
                 key.new_zeros(self.num_slots, key.shape[1], self.length, key.shape[2]),
                 value.new_zeros(self.num_slots, value.shape[1], self.length, value.shape[2]),
             )
-        return found
+        return tensors
 
     def copy(self, source: int, target: int, count: int) -> None:
         """Copy the first `count` positions of one slot to another: a prefix that sequences share."""
@@ -118,16 +118,16 @@ class AttentionGroup:
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
         """The additive mask [rows, 1, count, length], computed once for all layers with this window."""
-        found = self._masks.get((window, dtype))
-        if found is None:
+        mask = self._masks.get((window, dtype))
+        if mask is None:
             keys = torch.arange(self.length, device=self.positions.device)
             queries = self.positions[:, :, None]
             hidden = keys > queries
             if window is not None:
                 hidden |= keys <= queries - window
-            found = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)[:, None]
-            self._masks[(window, dtype)] = found
-        return found
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)[:, None]
+            self._masks[(window, dtype)] = mask
+        return mask
 
 
 class SlotMetadata:
@@ -168,7 +168,7 @@ def attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     agentfly_metadata: Any = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Called by every layer: query [1, heads, tokens, head_dim], key and value [1, kv_heads, tokens, head_dim]."""
     check_attention(module, agentfly_metadata, kwargs, "the local engine cannot serve it")
@@ -225,7 +225,7 @@ def _attention_of(
     return torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype) @ values
 
 
-def forward(model: Any, ids: list[int], metadata: SlotMetadata, ends: list[int]) -> Tensor:
+def forward(model: torch.nn.Module, ids: list[int], metadata: SlotMetadata, ends: list[int]) -> Tensor:
     """Logits [ends, vocabulary] of a packed line of tokens, at the positions `ends` of the line."""
     keep = torch.tensor(ends, device=metadata.positions.device)
     out = model(

@@ -280,5 +280,5 @@ class State:
 
 def _two(rest: str, between: str) -> tuple[str, str]:
     """The two names in `mug 1 from desk 1`; two empty names if the text has another form."""
-    first, found, second = rest.partition(between)
-    return (first, second) if found else ("", "")
+    first, separator, second = rest.partition(between)
+    return (first, second) if separator else ("", "")

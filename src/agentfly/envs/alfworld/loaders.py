@@ -14,7 +14,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -55,10 +55,10 @@ def find_games(split: str, path: str | Path | None = None) -> list[str]:
             return [f"{file}#{number}" for number in _lines_of(file)]
     for folder in (root / FOLDER / name, root / name):
         if folder.is_dir():
-            found = [str(file) for file in sorted(folder.glob(f"*/*/{FILE}")) if _is_played(str(file.relative_to(folder)))]
-            if not found:
+            games = [str(file) for file in sorted(folder.glob(f"*/*/{FILE}")) if _is_played(str(file.relative_to(folder)))]
+            if not games:
                 raise DataError(f"{folder}: there is no <task>/<trial>/{FILE} in it")
-            return found
+            return games
     raise DataError(f"{root}: there is neither {FOLDER}/{name}/ nor games_{name}.jsonl(.gz) in it")
 
 
@@ -102,7 +102,7 @@ def _load(name: str, file: str, line: int, stamp: int) -> Game:
     return _read_row(_parse(zlib.decompress(packed[line]), where), name, where)
 
 
-def _read_row(row: Any, name: str, where: str) -> Game:
+def _read_row(row: Mapping[str, Any], name: str, where: str) -> Game:
     if not isinstance(row, dict):
         raise DataError(f"{where}: a game is an object with fields, this is a {type(row).__name__}")
     problem = row.get("pddl_problem")
@@ -121,8 +121,8 @@ def task_of(row: dict[str, Any], problem: str, where: str) -> str:
     """The sentence of the task: that of the row, else that of the grammar, else one made from the goal."""
     task = row.get("task")
     if task is None:
-        found = _TASK.search(str(row.get("grammar", "")))
-        task = found[1] if found and "{" not in found[1] and "UNKNOWN" not in found[1] else None
+        match = _TASK.search(str(row.get("grammar", "")))
+        task = match[1] if match and "{" not in match[1] and "UNKNOWN" not in match[1] else None
     if task is None:
         goal = problem.lower().rpartition("(:goal")[2]
         return sentences(read_goal(goal, where))[0]

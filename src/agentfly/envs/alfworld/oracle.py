@@ -23,7 +23,7 @@ def plan(state: State) -> list[str] | None:
     """The shortest plan found; empty if the game is won already."""
     if state.won or state.is_goal():
         return []
-    for _, commands in sorted(((len(found), found) for found in _plans(state)), key=lambda row: row[0]):
+    for commands in sorted(_plans(state), key=len):
         rehearsal = state.copy()
         for command in commands:
             rehearsal.step(command)
@@ -39,8 +39,8 @@ def _plans(state: State) -> Iterator[list[str]]:
         for thing in things:
             for lamp in lamps:
                 for number in range(len(game.receptacles)):
-                    if lamp in state.contents[number] and (found := _lit(state, thing, lamp, number)) is not None:
-                        yield found
+                    if lamp in state.contents[number] and (commands := _lit(state, thing, lamp, number)) is not None:
+                        yield commands
         return
     for number in targets:
         there = [thing for thing in things if state.counts(thing, number)]
@@ -49,8 +49,8 @@ def _plans(state: State) -> Iterator[list[str]]:
         for at, chosen in enumerate(permutations(rest, missing)):
             if at >= MAX_PAIRS:
                 break
-            if (found := _delivered(state, chosen, number)) is not None:
-                yield found
+            if (commands := _delivered(state, chosen, number)) is not None:
+                yield commands
 
 
 def _delivered(state: State, things: tuple[int, ...], number: int) -> list[str] | None:

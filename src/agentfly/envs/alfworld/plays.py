@@ -77,8 +77,8 @@ class _Search:
             self.looked.add(following)
 
     def take(self, things: Sequence[int], unlike: int = -1) -> bool:
-        found = self.find([thing for thing in things if thing != self.work.state.held])
-        return found is not None and self.work.fetch(found[0], unlike)
+        target = self.find([thing for thing in things if thing != self.work.state.held])
+        return target is not None and self.work.fetch(target[0], unlike)
 
     def deliver(self, things: Sequence[int], target: int) -> bool:
         """Treat one more thing and bring it to the target."""
@@ -90,10 +90,10 @@ class _Search:
         return self.work.state.won or self.work.put(self.work.state.held, target)
 
     def light(self, lamps: Sequence[int]) -> bool:
-        found = self.find(lamps)
-        if found is None:
+        target = self.find(lamps)
+        if target is None:
             return False
-        lamp, number = found
+        lamp, number = target
         self.work.go(number)
         if not self.work.state.won:
             self.work.do(f"use {self.work.game.things[lamp].name}")

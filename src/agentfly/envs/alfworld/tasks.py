@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def row_of(game: Game, name: str) -> dict[str, Any]:
     return {"id": game.id, "question": f"{game.room}\n{game.objective}", "game": name, "kind": game.goal.kind}
 
 
-def open_game(fields: Any) -> Game:
+def open_game(fields: Mapping[str, Any]) -> Game:
     """The game of a row: its `pddl_problem` if it has one, else the game that `game` names."""
     name, problem = fields.get("game"), fields.get("pddl_problem")
     if isinstance(problem, str):

@@ -12,7 +12,6 @@ import builtins
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ...data import load_tasks, row_of
 from ...errors import AgentFlyError, DataError
@@ -49,12 +48,12 @@ class RowReport:
     @property
     def lines(self) -> list[str]:
         """One sentence per problem; empty if there is none."""
-        found = [f"cannot be scored: {self.error}"] if self.error else []
+        problems = [f"cannot be scored: {self.error}"] if self.error else []
         if self.own is not None and self.own <= 0:
-            found.append(f"cannot be passed: its own solution earns {self.own:g}")
+            problems.append(f"cannot be passed: its own solution earns {self.own:g}")
         if self.free:
-            found.append("is paid for nothing: " + ", ".join(f"{name} ({value:g})" for name, value in self.free.items()))
-        return [f"{self.row}: {text}" for text in (*found, *self.lint)]
+            problems.append("is paid for nothing: " + ", ".join(f"{name} ({value:g})" for name, value in self.free.items()))
+        return [f"{self.row}: {text}" for text in (*problems, *self.lint)]
 
     @property
     def broken(self) -> bool:
@@ -66,7 +65,7 @@ def read_data(source: str, count: int | None = None) -> list[Task]:
     """The tasks of a data set, or of a file in the shape of MBPP, HumanEval or GSM8K (also gzipped)."""
     path = Path(source)
     if path.is_file() and path.suffix in (".jsonl", ".gz"):
-        first: Any = next(iter(read_lines(path)), (0, {}))[1]
+        first: object = next(iter(read_lines(path)), (0, {}))[1]
         keys = set(first) if isinstance(first, dict) else set()
         if isinstance(first, dict) and "####" in str(first.get("answer", "")):
             keys.add("worked")
@@ -114,7 +113,7 @@ def fenced(code: str) -> str:
 def lint(tests: Sequence[str], prelude: str = "") -> list[str]:
     """Names asserts that hold for an empty result, or for none."""
     names = _asked(tests, prelude)
-    found: list[str] = []
+    problems: list[str] = []
     defined = {
         node.name for text in (prelude, *tests) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)
     }
@@ -122,7 +121,7 @@ def lint(tests: Sequence[str], prelude: str = "") -> list[str]:
         tree = ast.parse(test)
         checks = (isinstance(node, ast.Assert | ast.Raise) or "assert" in _method(node) for node in ast.walk(tree))
         if not any(checks) and not any(_method(node) in defined for node in ast.walk(tree)):
-            found.append(f"test {number} asserts nothing")
+            problems.append(f"test {number} asserts nothing")
         sized = any(_method(node) == "len" for node in ast.walk(tree)) or ".shape" in test
         bound = [
             (target.id, node.value)
@@ -133,10 +132,10 @@ def lint(tests: Sequence[str], prelude: str = "") -> list[str]:
         ]
         results = {name for name, value in bound if _uses(value, names)}
         lists = {name for name, value in bound if isinstance(value, ast.List | ast.Dict | ast.Set | ast.ListComp)}
-        found += [
+        problems += [
             f"test {number} {text}" for node in ast.walk(tree) if (text := _empty(node, names, names | results, lists, sized))
         ]
-    return found
+    return problems
 
 
 def _empty(node: ast.AST, names: set[str], results: set[str], lists: set[str], sized: bool) -> str:
@@ -215,7 +214,7 @@ async def _check_row(task: Task, name: str, reward: Reward, solution: str) -> Ro
             own = await earns(alternatives(task.fields["answer"])[0])
         paid = {cheat: await earns(text) for cheat, text in cheats_of(task).items()}
         tests = read_tests(task.fields["tests"])[0] if "tests" in task.fields else []
-        found = lint(tests, str(task.fields.get("prelude") or ""))
+        problems = lint(tests, str(task.fields.get("prelude") or ""))
     except (AgentFlyError, ValueError, KeyError) as error:
         return RowReport(name, error=f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error))
-    return RowReport(name, own, {cheat: value for cheat, value in paid.items() if value > 0}, tuple(found))
+    return RowReport(name, own, {cheat: value for cheat, value in paid.items() if value > 0}, tuple(problems))

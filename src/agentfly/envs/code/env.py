@@ -60,7 +60,7 @@ class CodeInterpreter(Environment):
         check_tier(tier, min_tier, place)
 
     @staticmethod
-    def longest_call_s(limit_s: float = LIMIT_S, **options: Any) -> float:
+    def longest_call_s(limit_s: float = LIMIT_S, **options: object) -> float:
         """Returns how long a call may take: the cell, and time to start, interrupt or kill its session."""
         return float(limit_s) + GRACE_S
 
@@ -135,7 +135,7 @@ class CodeInterpreter(Environment):
             await session.close()
 
 
-def read_code(code: Any) -> tuple[str, str]:
+def read_code(code: object) -> tuple[str, str]:
     """Returns the code as text, and an empty string or the reason why it cannot be run."""
     if isinstance(code, bytes):
         try:

@@ -68,8 +68,8 @@ def _of_split(split: str) -> list[dict[str, Any]]:
     elif split == "train":
         rows = given
     else:
-        known = {row["question"] for row in given}
-        rows = [row for row in _load(test, "test") if row["question"] not in known]
+        questions = {row["question"] for row in given}
+        rows = [row for row in _load(test, "test") if row["question"] not in questions]
         rows = [row for row in rows if ("validation" if _bucket(row) < BUCKETS // 4 else "test") == split]
     if not rows:
         raise DataError(f"{test or train}: it has so few problems that none is left for the split {split!r}; add more")

@@ -111,10 +111,10 @@ def load_humaneval(path: str | Path) -> list[dict[str, Any]]:
         prompt, name, test = line.text("prompt"), line.text("entry_point").strip(), line.text("test")
         solution = prompt + line.text("canonical_solution") if "canonical_solution" in line.row else f"{prompt}\n    pass\n"
         tree = line.python(solution, "prompt")
-        found = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name), None)
-        if found is None:
+        function = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name), None)
+        if function is None:
             raise line.refuse(f"'prompt' does not define the entry_point {name!r}")
-        first = min([found.lineno, *(decorator.lineno for decorator in found.decorator_list)])
+        first = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
         tests = [f"{test}\ncheck({name})"]
         line.python(tests[0], "test")
         row: dict[str, Any] = {

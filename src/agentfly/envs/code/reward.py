@@ -52,12 +52,12 @@ def _main(given):
 )
 
 
-def _code_answer(prediction: str, answer: Any, question: Any = "") -> float:
+def _code_answer(prediction: str, answer: object, question: object = "") -> float:
     """1 if the final answer is the expected one: the same number or list, or exactly the same word."""
     return float(any(same(prediction, expected, question) for expected in alternatives(answer)))
 
 
-def same(found: str, expected: str, question: Any = "") -> bool:
+def same(found: str, expected: str, question: object = "") -> bool:
     """Whether two answers agree. Words must be equal to the letter; numbers, formulas and lists may be written differently."""
     inner = tagged_answer(found)
     found, expected = _bare(found if inner is None else inner), _bare(expected)
@@ -98,7 +98,7 @@ def code_output_reward(timeout_s: float = 10.0, field: str = "answer", tier: str
     """
     _check("code_output", timeout_s)
 
-    async def code_output(prediction: str, trajectory: Trajectory, **fields: Any) -> float:
+    async def code_output(prediction: str, trajectory: Trajectory, **fields: object) -> float:
         cells = program_of(prediction, trajectory)
         if not cells or any(read_code(cell)[1] for cell in cells):
             return 0.0
@@ -125,7 +125,7 @@ def unit_tests_reward(timeout_s: float = 10.0, partial: bool = False, tier: str 
     """
     _check("unit_tests", timeout_s)
 
-    async def unit_tests(prediction: str, trajectory: Trajectory, tests: Any, prelude: str = "") -> dict[str, float]:
+    async def unit_tests(prediction: str, trajectory: Trajectory, tests: object, prelude: str = "") -> dict[str, float]:
         asserts, pairs = read_tests(tests)
         if pairs:
             raise ValueError("the field 'tests' holds pairs of input and output; use the reward 'code_tests' for those")

@@ -76,10 +76,10 @@ def _word_and_letter(rng: random.Random) -> Given:
 
 
 def _words(rng: random.Random) -> Given:
-    found: dict[str, None] = {}
-    while len(found) < rng.randint(4, 6):
-        found[word(rng, 1, 4)] = None
-    return {"words": list(found)}
+    words: dict[str, None] = {}
+    while len(words) < rng.randint(4, 6):
+        words[word(rng, 1, 4)] = None
+    return {"words": list(words)}
 
 
 def _words_of_all_lengths(rng: random.Random) -> Given:

@@ -21,8 +21,8 @@ def clipped(text: str, length: int | None) -> str:
     if length is None:
         return text
     text = text.strip()
-    if (found := _PLACE.search(text)) is not None:
-        return _room(found["place"], text[found.end() :], length)
+    if (match := _PLACE.search(text)) is not None:
+        return _room(match["place"], text[match.end() :], length)
     text = " ".join(text.split())
     if len(text) <= length:
         return text

@@ -75,7 +75,7 @@ def _rows(
 
     async def play_all() -> list[dict[str, Any]]:
         waiting = list(range(count))[::-1]
-        found: dict[int, dict[str, Any]] = {}
+        episodes: dict[int, dict[str, Any]] = {}
 
         async def worker() -> None:
             env = ScienceWorld()
@@ -84,12 +84,12 @@ def _rows(
                     number = waiting.pop()
                     # One generator per dialogue: the draws do not depend on which worker plays it.
                     rng = random.Random(f"scienceworld demos {seed} {number}")
-                    found[number] = await play(env, tasks[number % len(tasks)], rng, mistakes)
+                    episodes[number] = await play(env, tasks[number % len(tasks)], rng, mistakes)
             finally:
                 await env.close()
 
         await asyncio.gather(*(worker() for _ in range(min(count, jvms().num_jvms))))
-        return [found[number] for number in range(count)]
+        return [episodes[number] for number in range(count)]
 
     return run_apart(play_all)
 
@@ -120,8 +120,8 @@ class _Dialogue:
             self.messages.append({"role": "assistant", "content": DONE})
         elif self.messages[-1]["role"] == "user" and turns:
             self.messages.pop()
-        kept = ("id", "task_name", "variation", "simplifications", "max_steps", "clip")
-        return {**{name: self.row[name] for name in kept if name in self.row}, "messages": self.messages}
+        columns = ("id", "task_name", "variation", "simplifications", "max_steps", "clip")
+        return {**{name: self.row[name] for name in columns if name in self.row}, "messages": self.messages}
 
 
 async def _easy(env: ScienceWorld, row: dict[str, Any], rng: random.Random, mistakes: float) -> dict[str, Any]:

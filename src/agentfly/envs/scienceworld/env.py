@@ -140,7 +140,7 @@ async def play_gold(env: ScienceWorld, task: Task) -> float:
     return env.score
 
 
-def read_action(action: Any) -> tuple[str, str]:
+def read_action(action: object) -> tuple[str, str]:
     """The action as the simulator takes it and "", or "" and the reason of a refusal."""
     if not isinstance(action, str):
         return "", f"An action is a text, not {type(action).__name__}."
@@ -154,7 +154,7 @@ def read_action(action: Any) -> tuple[str, str]:
     return text, ""
 
 
-def _whole(name: str, value: Any) -> int:
+def _whole(name: str, value: object) -> int:
     if type(value) is not int or value < 1:
         raise ConfigError(f"ScienceWorld: {name} must be a whole number from 1, not {value!r}")
     return value

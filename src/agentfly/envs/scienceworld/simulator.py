@@ -119,7 +119,7 @@ async def describe(pool: Jvms, wanted: Sequence[tuple[str, int]]) -> list[str]:
     jvm = pool.enter()
 
     def read(part: Sequence[tuple[str, int]]) -> list[str]:
-        java, found = jvm.gateway.jvm, []
+        java, descriptions = jvm.gateway.jvm, []
         # A separate task maker, dropped after each part: it keeps references to the houses it has set up.
         maker = java.scienceworld.tasks.TaskMaker1()
         for task, variation in part:
@@ -128,11 +128,11 @@ async def describe(pool: Jvms, wanted: Sequence[tuple[str, int]]) -> list[str]:
             both = maker.doTaskSetup(task, variation, universe, agent)
             option = both._1()
             inner = option.get() if option.isDefined() else None
-            found.append("" if inner is None else str(inner.description()).strip())
+            descriptions.append("" if inner is None else str(inner.description()).strip())
             for each in (house, universe, agent, both, option, *([] if inner is None else [inner])):
                 jvm.drop(each)
         jvm.drop(maker)
-        return found
+        return descriptions
 
     try:
         descriptions: list[str] = []
@@ -146,12 +146,12 @@ async def describe(pool: Jvms, wanted: Sequence[tuple[str, int]]) -> list[str]:
 
 def run_apart(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine in a new thread and event loop, for sync functions called while a loop is running."""
-    found: list[T] = []
+    results: list[T] = []
     failed: list[BaseException] = []
 
     def work() -> None:
         try:
-            found.append(asyncio.run(make()))
+            results.append(asyncio.run(make()))
         except BaseException as error:  # noqa: BLE001 - raised below, in the thread that asked
             failed.append(error)
 
@@ -160,4 +160,4 @@ def run_apart(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
     thread.join()
     if failed:
         raise failed[0]
-    return found[0]
+    return results[0]

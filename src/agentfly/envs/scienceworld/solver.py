@@ -21,8 +21,8 @@ class EasyWay:
 
     def __init__(self, task_name: str, question: str) -> None:
         self.task_name = task_name
-        found = re.search(r"to the ([\w ]+ box) in the ([\w ]+)\.", question)
-        self.box, self.room = (found[1], found[2]) if found else ("", "")
+        match = re.search(r"to the ([\w ]+ box) in the ([\w ]+)\.", question)
+        self.box, self.room = (match[1], match[2]) if match else ("", "")
         self.ends_with_focus = task_name.startswith("lifespan-")
         places = {"find-plant": "greenhouse", "find-non-living-thing": self.room}
         self.where = places.get(task_name, "outside")

@@ -64,15 +64,15 @@ def easy_scienceworld_tasks(split: str, count: int | None = None, seed: int = 0)
 
 def short_question(description: str) -> str:
     """The simulator's description of an easy task in fewer words."""
-    if (found := _LIFESPAN.search(description)) is not None:
-        return f"Focus on the animal with the {found['which']} life span. It is outside."
-    if (found := _FIND.search(description)) is None:
+    if (match := _LIFESPAN.search(description)) is not None:
+        return f"Focus on the animal with the {match['which']} life span. It is outside."
+    if (match := _FIND.search(description)) is None:
         raise WorldError(f"not the description of an easy task: {description!r}")
-    article = "an" if found["what"][0] in "aeiou" else "a"
-    return f"Find {article} {found['what']}. Focus on it. Then move it to the {found['box']} in the {found['room']}."
+    article = "an" if match["what"][0] in "aeiou" else "a"
+    return f"Find {article} {match['what']}. Focus on it. Then move it to the {match['box']} in the {match['room']}."
 
 
-def check_task(task: Any) -> str:
+def check_task(task: object) -> str:
     if not isinstance(task, str) or task not in VARIATIONS:
         near = difflib.get_close_matches(str(task), VARIATIONS, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(VARIATIONS)}."

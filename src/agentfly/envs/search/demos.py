@@ -94,9 +94,9 @@ def _careful(plan: Generator[Any, str, str], rng: random.Random) -> Generator[An
         shown = yield call
         name, arguments = call
         if name == "search" and rng.random() < CAREFUL:
-            found = re.search(rf"^\[([^\]]+)\] {re.escape(arguments['query'])}: ", shown, re.MULTILINE)
-            if found:
-                yield "retrieve", {"id": found[1]}
+            match = re.search(rf"^\[([^\]]+)\] {re.escape(arguments['query'])}: ", shown, re.MULTILINE)
+            if match:
+                yield "retrieve", {"id": match[1]}
         try:
             call = plan.send(shown)
         except StopIteration as done:

@@ -75,7 +75,7 @@ class SearchEnv(Environment):
         retriever: str = "bm25",
         model: str | None = None,
         options: Mapping[str, Any] | None = None,
-        **others: Any,
+        **others: object,
     ) -> Awaitable[Any] | None:
         """Open what will be searched, and build its index if it is missing, outside the deadlines of chains.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ def load_questions(path: str | Path) -> list[QuestionRow]:
     return rows
 
 
-def question_row(row: Any, place: int, where: str) -> QuestionRow:
+def question_row(row: Mapping[str, Any], place: int, where: str) -> QuestionRow:
     """One question with the fields that the world uses. `place` is its id if the row has none."""
     if not isinstance(row, dict):
         raise DataError(f"{where}: a question is an object with fields, this is a {type(row).__name__}")
@@ -83,12 +83,12 @@ def _answer(row: QuestionRow, where: str) -> str | list[str]:
     name = next((name for name in ANSWERS if name in row), None)
     if name is None:
         raise DataError(f"{where}: has no field 'answer'; its fields: {', '.join(map(str, row)) or 'none'}")
-    found = row[name]
-    if name == "output" and isinstance(found, list):
-        found = [each.get("answer") for each in found if isinstance(each, dict) and each.get("answer")]
-    if isinstance(found, bool) or not isinstance(found, str | int | float | list):
-        raise DataError(f"{where}: {name!r} must be a text or a list of texts, not a {type(found).__name__}")
-    many = found if isinstance(found, list) else [found]
+    answer = row[name]
+    if name == "output" and isinstance(answer, list):
+        answer = [each.get("answer") for each in answer if isinstance(each, dict) and each.get("answer")]
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float | list):
+        raise DataError(f"{where}: {name!r} must be a text or a list of texts, not a {type(answer).__name__}")
+    many = answer if isinstance(answer, list) else [answer]
     texts = [str(each).strip() for each in many if isinstance(each, str | int | float) and not isinstance(each, bool)]
     if len(texts) != len(many) or not texts or not all(texts):
         raise DataError(f"{where}: {name!r} must be a non-empty text, or a list of such")
@@ -100,18 +100,18 @@ def _titles(row: QuestionRow, where: str) -> list[str]:
     about = row.get("metadata")
     facts = row.get("supporting_facts") or (about.get("supporting_facts") if isinstance(about, dict) else None)
     if isinstance(facts, dict):
-        found = facts.get("title", [])
+        titles = facts.get("title", [])
     elif isinstance(facts, list):
-        found = [fact[0] if isinstance(fact, list) and fact else fact for fact in facts]
+        titles = [fact[0] if isinstance(fact, list) and fact else fact for fact in facts]
     elif isinstance(row.get("output"), list):
         outputs = [each for each in row["output"] if isinstance(each, dict)]
         sources = [source for each in outputs for source in each.get("provenance") or () if isinstance(source, dict)]
-        found = [source["title"] for source in sources if "title" in source]
+        titles = [source["title"] for source in sources if "title" in source]
     else:
-        found = row.get("gold_titles") or []
-    if not isinstance(found, str | list) or any(not isinstance(title, str) for title in found):
-        raise DataError(f"{where}: the titles of its pages must be a list of strings, not {found!r}"[:400])
-    return list(dict.fromkeys(names_of(found)))
+        titles = row.get("gold_titles") or []
+    if not isinstance(titles, str | list) or any(not isinstance(title, str) for title in titles):
+        raise DataError(f"{where}: the titles of its pages must be a list of strings, not {titles!r}"[:400])
+    return list(dict.fromkeys(names_of(titles)))
 
 
 def names_of(value: Any) -> list[str]:

@@ -6,15 +6,13 @@ It needs the field `gold_titles` or `gold_ids`, and the chain's `SearchEnv`. It 
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...errors import RewardError
 from ...rewards.function import FunctionReward
 from .env import SearchEnv
 from .loaders import names_of
 
 
-async def _retrieval_recall(library: SearchEnv, gold_titles: Any = (), gold_ids: Any = ()) -> float:
+async def _retrieval_recall(library: SearchEnv, gold_titles: object = (), gold_ids: object = ()) -> float:
     """The share of the passages with the answer that the chain was shown."""
     titles, ids = names_of(gold_titles), names_of(gold_ids)
     if not titles and not ids:

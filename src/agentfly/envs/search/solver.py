@@ -32,17 +32,17 @@ def walk(fields: Mapping[str, Any]) -> Generator[NamedCall, str, str]:
     kind = "" if easy else str(fields["kind"]).partition("/")[0]
     for relation in relations:
         shown = yield "search", {"query": subject}
-        found = easy_fact(shown, subject, relation) if easy else read_fact(kind, subject, relation, _hit(shown, subject)[1])
-        if found is None and not easy:
+        fact = easy_fact(shown, subject, relation) if easy else read_fact(kind, subject, relation, _hit(shown, subject)[1])
+        if fact is None and not easy:
             page = yield "retrieve", {"id": _hit(shown, subject)[0]}
-            found = read_fact(kind, subject, relation, page.partition("\n")[2])
-        if found is None:
+            fact = read_fact(kind, subject, relation, page.partition("\n")[2])
+        if fact is None:
             raise ConfigError(f"the page of {subject!r} does not say its {relation}")
-        subject, kind = found, RELATIONS.get(kind, {}).get(relation, "")
+        subject, kind = fact, RELATIONS.get(kind, {}).get(relation, "")
     return str(subject)
 
 
-async def solve(env: Any, task: Task) -> str:
+async def solve(env: object, task: Task) -> str:
     """Play a task in an environment and return the answer."""
     plan = walk(task.fields)
     try:
@@ -56,15 +56,15 @@ async def solve(env: Any, task: Task) -> str:
 
 def easy_fact(text: str, subject: str, relation: str) -> str | None:
     """A fact on a page of the small world; None if the page does not contain it."""
-    found = re.search(rf"The {re.escape(relation)} of {re.escape(subject)} is ([^.]+)\.", text)
-    return found[1] if found else None
+    match = re.search(rf"The {re.escape(relation)} of {re.escape(subject)} is ([^.]+)\.", text)
+    return match[1] if match else None
 
 
 def _hit(shown: str, title: str) -> tuple[str, str]:
     """Id and text of the hit with that title; empty texts if there is none."""
-    found = re.search(rf"^\[([^\]]+)\] {re.escape(title)}: (.*)$", shown, re.MULTILINE)
-    if not found:
+    match = re.search(rf"^\[([^\]]+)\] {re.escape(title)}: (.*)$", shown, re.MULTILINE)
+    if not match:
         return "", ""
-    text = found[2]
+    text = match[2]
     # The last sentence of a text that was cut may be incomplete.
-    return found[1], text[: text.rfind(". ") + 1] if text.endswith(" ...") else text
+    return match[1], text[: text.rfind(". ") + 1] if text.endswith(" ...") else text

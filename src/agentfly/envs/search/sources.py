@@ -78,8 +78,8 @@ _remote: dict[tuple[asyncio.AbstractEventLoop, Source], tuple[Retriever, int]] =
 
 def open_local(source: Source) -> LocalRetriever:
     """The retriever of a local source. Blocks while its index is built."""
-    known = _local.get(source)
-    return _start(source).result() if known is None else known
+    retriever = _local.get(source)
+    return _start(source).result() if retriever is None else retriever
 
 
 def is_open(source: Source) -> bool:
@@ -114,9 +114,9 @@ async def release(source: Source) -> None:
 
 async def opened(source: Source) -> LocalRetriever:
     """`open_local` without blocking. If the caller is cancelled, the source is opened all the same."""
-    known = _local.get(source)
-    if known is not None:
-        return known
+    retriever = _local.get(source)
+    if retriever is not None:
+        return retriever
     waiting = asyncio.wrap_future(_start(source))
     try:
         done, _ = await asyncio.wait([waiting], timeout=WARN_AFTER_S)
@@ -175,8 +175,8 @@ def _corpus(where: str) -> Corpus:
 
     name, _, seed = where.partition(":")
     if name in GENERATED and (not seed or (seed.isascii() and seed.isdigit())):
-        known = _corpora.get(where)
-        return known if known is not None else _corpora.setdefault(where, _generate(name, int(seed or 0)))
+        corpus = _corpora.get(where)
+        return corpus if corpus is not None else _corpora.setdefault(where, _generate(name, int(seed or 0)))
     if not Path(where).expanduser().is_file():
         raise ConfigError(
             f"no corpus {where!r}: it is neither a file of passages nor one of {', '.join(GENERATED)}; "

@@ -8,7 +8,6 @@ Titles and texts are shown on one line each, shortened, and without control char
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from .retrieve.passages import MAX_ID, one_line, plain_id
 from .retrieve.types import Hit, Passage
@@ -17,7 +16,7 @@ MAX_QUERY = 1_000
 NOTHING = "Nothing was found. Try other words."
 
 
-def read_query(query: Any) -> tuple[str, str]:
+def read_query(query: object) -> tuple[str, str]:
     """The query on one line and an empty text, or an empty text and the reason why it cannot be searched."""
     if not isinstance(query, str):
         return "", f"The query must be text, not {type(query).__name__}."
@@ -27,7 +26,7 @@ def read_query(query: Any) -> tuple[str, str]:
     return (text, "") if text else ("", "The query is empty. Write what to search for.")
 
 
-def read_id(id: Any) -> tuple[str, str]:  # noqa: A002
+def read_id(id: object) -> tuple[str, str]:  # noqa: A002
     """The id without brackets and an empty text, or an empty text and the reason why it is not an id."""
     if isinstance(id, bool) or not isinstance(id, str | int):
         return "", f"The id must be one of those in brackets, not {type(id).__name__}."

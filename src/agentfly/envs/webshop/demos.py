@@ -53,17 +53,17 @@ def webshop_data_brief_demos(count: int, seed: int = 0, *, mistakes: float = 0.0
 def _rows(tasks: Tasks, count: int, seed: int, mistakes: float, *, whole: float = 0.0) -> list[dict[str, Any]]:
     """Goals whose product is not among the first results of the query are skipped."""
     rng = random.Random(f"webshop demos {seed}")
-    found: list[dict[str, Any]] = []
-    while len(found) < count:
-        before = len(found)
+    rows: list[dict[str, Any]] = []
+    while len(rows) < count:
+        before = len(rows)
         for row in tasks("train", None if count > 2_000 else 2 * count + 50, seed):
             made = _row(row, rng, mistakes, whole)
-            found += [made] if made is not None else []
-            if len(found) == count:
-                return found
-        if len(found) == before:
+            rows += [made] if made is not None else []
+            if len(rows) == count:
+                return rows
+        if len(rows) == before:
             raise DataError("no demonstration can be made: none of the goals can be found by the words of its instruction")
-    return found
+    return rows
 
 
 def _row(row: dict[str, Any], rng: random.Random, mistakes: float, whole: float) -> dict[str, Any] | None:

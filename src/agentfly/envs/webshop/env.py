@@ -59,8 +59,8 @@ class WebShop(Environment):
         self.num_steps += 1
         self.num_idle += bool(visit.note)
         malformed = bool(visit.note) and read_action(action)[0] not in ("search", "click")
-        told = self.notes if self.notes is not None else visit.brief or visit.shelves.name in MADE_HERE
-        observation = visit.told if told else visit.observation
+        with_notes = self.notes if self.notes is not None else visit.brief or visit.shelves.name in MADE_HERE
+        observation = visit.told if with_notes else visit.observation
         return ToolResult(observation=observation, reward=reward, done=done, error="bad_arguments" if malformed else None)
 
     @property
@@ -70,11 +70,11 @@ class WebShop(Environment):
 
     async def result(self) -> dict[str, float]:
         """The score and its parts, 0 if nothing was bought; and `idle`, the share of actions without effect."""
-        found = self._open().score
+        score = self._open().score
         names = ("type", "attributes", "options", "price")
-        parts = {name: 0.0 if found is None else getattr(found, name) for name in names}
+        parts = {name: 0.0 if score is None else getattr(score, name) for name in names}
         idle = self.num_idle / self.num_steps if self.num_steps else 0.0
-        return {"score": 0.0 if found is None else found.total, "bought": float(found is not None), "idle": idle, **parts}
+        return {"score": 0.0 if score is None else score.total, "bought": float(score is not None), "idle": idle, **parts}
 
     def admissible(self) -> list[str]:
         """The possible actions; "search[...]" stands for any search."""

@@ -15,8 +15,8 @@ FULL = 1.0 - 1e-9
 
 async def _webshop_score(shop: WebShop) -> dict[str, float]:
     """The published WebShop score of the purchase, with its parts."""
-    found = dict(await shop.result())
-    return {"reward": found.pop("score"), **found}
+    parts = dict(await shop.result())
+    return {"reward": parts.pop("score"), **parts}
 
 
 async def _webshop_success(shop: WebShop) -> float:

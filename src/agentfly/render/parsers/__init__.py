@@ -31,12 +31,12 @@ __all__ = [
 
 def detect_parser(chat_template: str) -> str:
     """The name of the parser for the text of a chat template, or "derived". Raises ConfigError if its format is unknown."""
-    found = find_parser(chat_template)
-    if not isinstance(found, CallParser):
-        return next(name for name in plugins.names("parsers") if plugins.resolve("parsers", name) is found)
+    detected = find_parser(chat_template)
+    if not isinstance(detected, CallParser):
+        return next(name for name in plugins.names("parsers") if plugins.resolve("parsers", name) is detected)
     for name in plugins.BUILTIN["parsers"]:
         parser = plugins.resolve("parsers", name)
-        if parser == replace(found, thinking=parser.thinking, opened=parser.opened, names=None, final=parser.final):
+        if parser == replace(detected, thinking=parser.thinking, opened=parser.opened, names=None, final=parser.final):
             return name
     return "derived"
 
@@ -44,8 +44,8 @@ def detect_parser(chat_template: str) -> str:
 def get_parser(parser: str | Parser) -> Parser:
     """The parser of a name; a function is returned unchanged."""
     if isinstance(parser, str):
-        found: Parser = plugins.resolve("parsers", parser)
-        return found
+        resolved: Parser = plugins.resolve("parsers", parser)
+        return resolved
     if not callable(parser):
         raise ConfigError(f"a parser is a name or a function of the reply's text, not {type(parser).__name__}")
     return parser

@@ -67,10 +67,10 @@ def _lead(write: Write, texts: _Texts) -> str:
 
 
 def _json_calls(texts: _Texts) -> JsonCalls | None:
-    found = _json_around(texts.one, "zqname", "zqvalue")
-    if found is None:
+    span = _json_around(texts.one, "zqname", "zqvalue")
+    if span is None:
         return None
-    begin, end, value = found
+    begin, end, value = span
     listed = isinstance(value, list)
     item = value[0] if listed and len(value) == 1 else value
     opening, rest = texts.one[:begin].strip(), texts.one[end:].strip()
@@ -105,10 +105,10 @@ def _keys(item: dict[str, Any]) -> tuple[str, str] | None:
 
 def _named_json(texts: _Texts) -> NamedJson | None:
     name = texts.one.find("zqname")
-    found = _json_around(texts.one[name:], "zqkey", "zqvalue") if name >= 0 else None
-    if found is None or found[2] != {"zqkey": "zqvalue"}:
+    span = _json_around(texts.one[name:], "zqkey", "zqvalue") if name >= 0 else None
+    if span is None or span[2] != {"zqkey": "zqvalue"}:
         return None
-    begin, end = name + found[0], name + found[1]
+    begin, end = name + span[0], name + span[1]
     head, rest = texts.one[name + len("zqname") : begin], texts.one[end:].strip()
     opening, closing = _opening_and_closing(texts, texts.one[:name], rest)
     if not is_distinct(opening) or "{" in opening or "{" in head:
@@ -130,16 +130,16 @@ def _literal_calls(texts: _Texts) -> PythonCalls | None:
     if re.match(r"\(\s*zqkey\s*=", after):
         opening, closing = before.removesuffix("[").strip(), after.rpartition(")")[2].strip().removeprefix("]").strip()
         return PythonCalls(marks=((opening, closing),), bare=False) if is_distinct(opening) and is_distinct(closing) else None
-    found = re.match(r"\{zqkey:(.{1,32}?)zqvalue(.{1,32}?)\}", after)
-    opening, closing = before.removesuffix("call:").strip(), after[found.end() :].strip() if found else ""
+    match = re.match(r"\{zqkey:(.{1,32}?)zqvalue(.{1,32}?)\}", after)
+    opening, closing = before.removesuffix("call:").strip(), after[match.end() :].strip() if match else ""
     if (
-        found is None
-        or found[1] != found[2]
+        match is None
+        or match[1] != match[2]
         or not before.endswith("call:")
         or not (is_distinct(opening) and is_distinct(closing))
     ):
         return None
-    return GemmaCalls(marks=((opening, closing),), quote=found[1])
+    return GemmaCalls(marks=((opening, closing),), quote=match[1])
 
 
 def _tagged(texts: _Texts) -> TaggedCalls | None:
@@ -194,15 +194,15 @@ def _around(before: str, opening: str, rest: str, closing: str) -> tuple[str, ..
 def _json_around(text: str, *words: str) -> tuple[int, int, Any] | None:
     """The outermost JSON value in a text that has all these words: its begin, its end and the value."""
     at = 0
-    while (found := re.compile(r"[{\[]").search(text, at)) is not None:
-        end, complete = json_end(text, found.start())
-        part = text[found.start() : end]
+    while (match := re.compile(r"[{\[]").search(text, at)) is not None:
+        end, complete = json_end(text, match.start())
+        part = text[match.start() : end]
         if complete and all(word in part for word in words):
             try:
-                return found.start(), end, json.loads(part)
+                return match.start(), end, json.loads(part)
             except ValueError:
                 pass  # a mark such as [TOOL_CALLS] is not JSON
-        at = found.end()
+        at = match.end()
     return None
 
 

@@ -43,7 +43,7 @@ FAMILIES = (
 )
 
 
-def find_parser(renderer: Any, names: Iterable[str] = ()) -> Parser:
+def find_parser(renderer: object, names: Iterable[str] = ()) -> Parser:
     """The parser for the chat template that a renderer uses (or for the text of a template), set up as by `fit_parser`.
 
     Raises ConfigError if no parser reads what the template writes.
@@ -52,7 +52,7 @@ def find_parser(renderer: Any, names: Iterable[str] = ()) -> Parser:
     return fit_parser(_choose(source, ParserProbe(render)), renderer, names)
 
 
-def fit_parser(parser: Parser, renderer: Any, names: Iterable[str] = ()) -> Parser:
+def fit_parser(parser: Parser, renderer: object, names: Iterable[str] = ()) -> Parser:
     """A built-in parser with what is known here: the tools, and the marks of thinking and of prose found in the template."""
     if not isinstance(parser, CallParser):
         return parser
@@ -60,8 +60,8 @@ def fit_parser(parser: Parser, renderer: Any, names: Iterable[str] = ()) -> Pars
     if not isinstance(renderer, str) and not hasattr(renderer, "dialect_for"):
         return parser
     marks = getattr(renderer, "marks", None)
-    found = ((opening.strip(), closing.strip()) for opening, closing in getattr(marks, "thinking", ()))
-    thinking: Pairs = tuple(dict.fromkeys((*(pair for pair in found if all(pair)), *parser.thinking)))
+    marked = ((opening.strip(), closing.strip()) for opening, closing in getattr(marks, "thinking", ()))
+    thinking: Pairs = tuple(dict.fromkeys((*(pair for pair in marked if all(pair)), *parser.thinking)))
     around = (mark.strip() for pair in getattr(marks, "responses", ()) for mark in pair)
     drop = tuple(dict.fromkeys((*parser.drop, *(mark for mark in around if is_distinct(mark)))))
     stops = {text.strip() for text in getattr(renderer, "stop_texts", ())}
@@ -87,16 +87,16 @@ def _choose(source: str, probe: ParserProbe) -> Parser:
     if probe.drops_calls:
         for row in FAMILIES:
             if any(sign in source for sign in row.has) and not any(sign in source for sign in row.lacks):
-                found: Parser = plugins.resolve("parsers", row.parser)
-                return found
+                resolved: Parser = plugins.resolve("parsers", row.parser)
+                return resolved
     raise ConfigError(_refusal(source, probe))
 
 
 def _candidates() -> list[Parser]:
     """Every parser, the built-in ones in the order of their table."""
     order = [*plugins.BUILTIN["parsers"], *plugins.names("parsers")]
-    found = dict.fromkeys(plugins.resolve("parsers", name) for name in dict.fromkeys(order))
-    return list(found)
+    parsers = dict.fromkeys(plugins.resolve("parsers", name) for name in dict.fromkeys(order))
+    return list(parsers)
 
 
 def _refusal(source: str, probe: ParserProbe) -> str:
@@ -109,10 +109,10 @@ def _refusal(source: str, probe: ParserProbe) -> str:
             f"parser={near[0]!r} reads the names of the calls and of their arguments: give it if the model writes such calls, "
             "or a function from the reply's text to a ParsedReply"
         )
-    known = ", ".join(plugins.names("parsers"))
+    names = ", ".join(plugins.names("parsers"))
     return (
         "the tool calls of the model's chat template are in a format not known here: give parser= one of "
-        f"{known}, or a function from the reply's text to a ParsedReply"
+        f"{names}, or a function from the reply's text to a ParsedReply"
     )
 
 
@@ -153,5 +153,5 @@ class _NoTokens:
 
     guard_reply = guard
 
-    def guard_data(self, value: Any) -> Any:
+    def guard_data(self, value: object) -> Any:
         return value

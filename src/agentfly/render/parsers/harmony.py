@@ -26,8 +26,8 @@ _PEOPLE = {"user", "all", "assistant"}
 
 def _recipient(header: str) -> str:
     """The tool that a message is addressed to, or "" if it is none."""
-    found = _RECIPIENT.search(header)
-    return found[1] if found and found[1] != "self" and found[1] not in _PEOPLE else ""
+    match = _RECIPIENT.search(header)
+    return match[1] if match and match[1] != "self" and match[1] not in _PEOPLE else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,5 +82,5 @@ class Harmony(CallParser):
         header = rest[-MAX_HEADER:]
         if CHANNEL not in header and START not in header and not _RECIPIENT.match(header.strip()):
             reader.keep(rest)
-        elif (found := _RECIPIENT.search(header)) and found[1] not in (*_PEOPLE, "self"):
-            reader.add(broken(found[1].removeprefix("functions."), "it is cut off before its arguments"))
+        elif (match := _RECIPIENT.search(header)) and match[1] not in (*_PEOPLE, "self"):
+            reader.add(broken(match[1].removeprefix("functions."), "it is cut off before its arguments"))

@@ -14,7 +14,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from ...types import ToolCall
 from .reply import MAX_CALLS, CallParser, Pairs, ParsedReply, ReplyReader, broken, call_from_object, guess_name
@@ -145,7 +144,7 @@ class JsonCalls(CallParser):
         items = value[: MAX_CALLS + 1] if isinstance(value, list) else [value]
         return [self._call(item) for item in items] or [broken("", f"the list is empty; a call is {self._shape}")]
 
-    def _call(self, item: Any) -> ToolCall:
+    def _call(self, item: object) -> ToolCall:
         if self.by_name and isinstance(item, dict) and len(item) == 1 and isinstance(next(iter(item.values())), dict):
             [(name, arguments)] = item.items()
             return call_from_object({"name": name, "arguments": arguments})

@@ -157,11 +157,11 @@ class GemmaCalls(PythonCalls):
         literals = _GemmaCall(text, pos)
         literals.quote = self.quote
         try:
-            found = _GEMMA_HEAD.match(text, pos)
-            if found is None:
+            match = _GEMMA_HEAD.match(text, pos)
+            if match is None:
                 raise BadLiteral("a call looks like call:tool{argument:value}")
-            literals.name, literals.pos = found[1], found.end()
-            call = ToolCall(found[1], literals.pairs(0))
+            literals.name, literals.pos = match[1], match.end()
+            call = ToolCall(match[1], literals.pairs(0))
             if not literals.ended():
                 raise BadLiteral("there is other text after its arguments")
         except BadLiteral as error:
@@ -181,11 +181,11 @@ class _GemmaCall(Literals):
         self.accept("")
         if self.text.startswith(self.quote, self.pos):
             return self.string(self.quote)
-        found = _GEMMA_KEY.match(self.text, self.pos)
-        if found is None:
+        match = _GEMMA_KEY.match(self.text, self.pos)
+        if match is None:
             raise BadLiteral("every argument needs its name: call:tool{argument:value}")
-        self.pos = found.end()
-        return found[0]
+        self.pos = match.end()
+        return match[0]
 
     def string(self, quote: str) -> str:
         if quote != self.quote:

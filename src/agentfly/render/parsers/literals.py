@@ -58,11 +58,11 @@ class Literals:
 
     def word(self) -> str:
         self.accept("")
-        found = _NAME.match(self.text, self.pos)
-        if found is None:
+        match = _NAME.match(self.text, self.pos)
+        if match is None:
             return ""
-        self.pos = found.end()
-        return found[0]
+        self.pos = match.end()
+        return match[0]
 
     def value(self, depth: int) -> Any:
         if depth > MAX_DEPTH:
@@ -77,35 +77,35 @@ class Literals:
             return self.items(")", depth)
         if self.accept("{"):
             return self.pairs(depth)
-        if found := _NUMBER.match(self.text, self.pos):
-            self.pos = found.end()
-            return _number(found[0])
+        if match := _NUMBER.match(self.text, self.pos):
+            self.pos = match.end()
+            return _number(match[0])
         word = self.word()
         if word in WORDS:
             return WORDS[word]
         raise BadLiteral("a value must be a plain number, string, list, dict, True, False or None")
 
     def items(self, closer: str, depth: int) -> list[Any]:
-        found: list[Any] = []
+        values: list[Any] = []
         while not self.accept(closer):
-            found.append(self.value(depth + 1))
+            values.append(self.value(depth + 1))
             if not self.accept(","):
                 self.expect(closer, f"a list is not closed with {closer}")
                 break
-        return found
+        return values
 
     def pairs(self, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         while not self.accept("}"):
             key = self.key(depth + 1)
-            if not isinstance(key, str) or key in found:
+            if not isinstance(key, str) or key in values:
                 raise BadLiteral("the keys of a dict must be strings, each given once")
             self.expect(":", "a key of a dict must be followed by a colon")
-            found[key] = self.value(depth + 1)
+            values[key] = self.value(depth + 1)
             if not self.accept(","):
                 self.expect("}", "a dict is not closed with }")
                 break
-        return found
+        return values
 
     def key(self, depth: int) -> Any:
         return self.value(depth)
@@ -113,11 +113,11 @@ class Literals:
     def string(self, quote: str) -> str:
         quote = quote * 3 if self.text.startswith(quote * 3, self.pos) else quote
         start = at = self.pos + len(quote)
-        while found := _STRING_END[quote].search(self.text, at):
-            if found[0] == quote:
-                self.pos = found.end()
-                return _unescape(self.text[start : found.start()])
-            at = found.end() + 1
+        while match := _STRING_END[quote].search(self.text, at):
+            if match[0] == quote:
+                self.pos = match.end()
+                return _unescape(self.text[start : match.start()])
+            at = match.end() + 1
         self.reached = len(self.text)
         raise BadLiteral("a string is not closed")
 

@@ -59,13 +59,13 @@ class NamedJson(CallParser):
         if self.closing:
             head = head.partition(self.closing)[0]
         head = head.partition("{")[0]
-        found = self.head.fullmatch(head)
+        match = self.head.fullmatch(head)
         reader.pos += len(head)
-        if found is None or not reader.at("{"):
-            call = broken(found["name"] if found else head.strip().partition("\n")[0], f"write {self.shape}")
+        if match is None or not reader.at("{"):
+            call = broken(match["name"] if match else head.strip().partition("\n")[0], f"write {self.shape}")
             return reader.close(call, self.opening, self.closing) if self.closing else call
-        call = call_from_parts(found["name"], reader.take_json(self.closing, self.opening).removesuffix(self.between or "\0"))
-        given = clean_name(found.groupdict().get("id") or "")
+        call = call_from_parts(match["name"], reader.take_json(self.closing, self.opening).removesuffix(self.between or "\0"))
+        given = clean_name(match.groupdict().get("id") or "")
         if given and not call.error:
             call = replace(call, id=given)
         return reader.close(call, self.opening, self.closing, self.between) if self.closing else call
@@ -93,16 +93,16 @@ class Recipients(CallParser):
 
     def read(self, reader: ReplyReader) -> None:
         while mark := reader.seek(self.mark, bare=_LETTERS):
-            found = _RECIPIENT.match(reader.text, reader.pos)
-            called = found is not None and reader.text.startswith("{", found.end())
-            if found is None or (mark != self.mark and found[1] != "all" and not called):
+            match = _RECIPIENT.match(reader.text, reader.pos)
+            called = match is not None and reader.text.startswith("{", match.end())
+            if match is None or (mark != self.mark and match[1] != "all" and not called):
                 reader.keep(mark if mark == self.mark else "")
                 continue
-            reader.pos = found.end()
+            reader.pos = match.end()
             if called:
-                reader.add(call_from_parts(found[1], reader.take_json(self.mark)))
-            elif found[1] != "all":
-                reader.add(broken(found[1], 'after the name comes a line break and one JSON object: {"argument": value}'))
+                reader.add(call_from_parts(match[1], reader.take_json(self.mark)))
+            elif match[1] != "all":
+                reader.add(broken(match[1], 'after the name comes a line break and one JSON object: {"argument": value}'))
 
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_"

@@ -37,10 +37,10 @@ class _Element:
         return self.mapping()
 
     def mapping(self) -> dict[str, Any]:
-        found = dict(self.inner)
-        if len(found) < len(self.inner):
+        values = dict(self.inner)
+        if len(values) < len(self.inner):
             raise ValueError(f"an element of <{self.key}> is given twice")
-        return found
+        return values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +56,10 @@ class NestedCalls(CallParser):
             reader.add(self._read(reader))
 
     def _read(self, reader: ReplyReader) -> ToolCall:
-        found = _NAME.match(reader.text, reader.pos)
-        if found is None:
+        match = _NAME.match(reader.text, reader.pos)
+        if match is None:
             return broken("", f'{self.token}<invoke name="NAME"> needs the name of a tool')
-        name, reader.pos = clean_name(found["name"]), found.end()
+        name, reader.pos = clean_name(match["name"]), match.end()
         try:
             return ToolCall(name, self._elements(reader))
         except ValueError as error:

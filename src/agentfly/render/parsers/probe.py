@@ -114,14 +114,14 @@ class ParserProbe:
         """The closing mark of the thinking that every prompt opens, or ""."""
         result = Message("tool", "zqresult", name=_PLAIN_CALL.name, tool_call_id=_PLAIN_CALL.id)
         chats = ([_USER], [_USER, Message("assistant", "", (_PLAIN_CALL,)), result])
-        found = set()
+        closings = set()
         for chat in chats:
             try:
                 prompt = self._render(chat, self._tools, True).rstrip()
             except ConfigError:
                 continue
-            found.add(next((closing for opening, closing in pairs if prompt.endswith(opening)), ""))
-        return found.pop() if len(found) == 1 else ""
+            closings.add(next((closing for opening, closing in pairs if prompt.endswith(opening)), ""))
+        return closings.pop() if len(closings) == 1 else ""
 
     def score(self, parser: Parser) -> int:
         """0 if the parser does not read the required calls, else 1 and one more for each of the others."""

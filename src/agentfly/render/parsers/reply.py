@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from ...types import ToolCall, quick_init
 from .strict_json import BadJson, json_end, json_kind, load_json, load_object
@@ -314,7 +313,7 @@ def call_from_parts(name: str, arguments: str) -> ToolCall:
         return broken(name, str(error))
 
 
-def call_from_object(value: Any, key: str = "arguments") -> ToolCall:
+def call_from_object(value: object, key: str = "arguments") -> ToolCall:
     """A call from a decoded object.
 
     The keys may be `name` or `tool_name`, and `arguments` or `parameters`; the arguments may also be a string with JSON. The
@@ -344,8 +343,8 @@ def call_from_object(value: Any, key: str = "arguments") -> ToolCall:
 def guess_name(text: str) -> str:
     """The name in JSON that cannot be parsed, so that the error can tell the model which call it was."""
     for key in ('"name"', '"tool_name"'):
-        _, found, rest = text[:400].partition(key)
+        _, separator, rest = text[:400].partition(key)
         name = rest.lstrip(" :\n\t")
-        if found and name.startswith('"'):
+        if separator and name.startswith('"'):
             return name[1:].partition('"')[0]
     return ""

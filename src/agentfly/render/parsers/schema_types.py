@@ -23,11 +23,11 @@ def type_arguments(call: ToolCall, schema: Mapping[str, Any]) -> ToolCall:
 
 
 def _property(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = (schema.get("properties") or {}).get(name, schema.get("additionalProperties"))
-    return found if isinstance(found, Mapping) else {}
+    schema_of_name = (schema.get("properties") or {}).get(name, schema.get("additionalProperties"))
+    return schema_of_name if isinstance(schema_of_name, Mapping) else {}
 
 
-def _typed(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) -> Any:
+def _typed(value: object, schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) -> Any:
     parts = _parts(schema, root)
     kinds = {kind for part in parts for kind in _kinds(part)}
     if depth < MAX_DEPTH and isinstance(value, (dict, list)):
@@ -57,12 +57,12 @@ def _typed(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any], depth
 
 def _parts(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The schema and its alternatives, with references into the tool's own definitions followed."""
-    found: list[Mapping[str, Any]] = []
+    parts: list[Mapping[str, Any]] = []
     for part in (schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())):
         name = str(part.get("$ref", ""))
         target = (root.get("$defs") or {}).get(name.rpartition("/")[2]) if name else None
-        found.append(target if isinstance(target, Mapping) else part)
-    return found
+        parts.append(target if isinstance(target, Mapping) else part)
+    return parts
 
 
 def _kinds(schema: Mapping[str, Any]) -> list[Any]:

@@ -62,7 +62,7 @@ def load_object(text: str) -> dict[str, Any]:
     return value
 
 
-def json_kind(value: Any) -> str:
+def json_kind(value: object) -> str:
     """The type of a value in words."""
     if value is None:
         return "null"
@@ -80,8 +80,8 @@ def json_end(text: str, start: int, *stops: str) -> tuple[int, bool]:
     """
     marks = _marks(stops)
     depth, at = 0, start
-    while found := marks.search(text, at):
-        mark, at = found[0], found.end()
+    while match := marks.search(text, at):
+        mark, at = match[0], match.end()
         if mark == '"':
             at = _string_end(text, at)
             if at < 0:
@@ -93,7 +93,7 @@ def json_end(text: str, start: int, *stops: str) -> tuple[int, bool]:
             if depth <= 0:
                 return at, True
         else:
-            return found.start(), False
+            return match.start(), False
     return len(text), False
 
 
@@ -104,10 +104,10 @@ def _marks(stops: tuple[str, ...]) -> re.Pattern[str]:
 
 def _string_end(text: str, at: int) -> int:
     """The position after the closing quote of the string whose content begins at `at`, or -1."""
-    while found := _QUOTE.search(text, at):
-        if found[0] == '"':
-            return found.end()
-        at = found.end() + 1
+    while match := _QUOTE.search(text, at):
+        if match[0] == '"':
+            return match.end()
+        at = match.end() + 1
     return -1
 
 
@@ -115,8 +115,8 @@ def _too_deep(text: str) -> bool:
     if text.count("{") + text.count("[") <= MAX_DEPTH:
         return False
     depth, at = 0, 0
-    while found := _MARKS.search(text, at):
-        mark, at = found[0], found.end()
+    while match := _MARKS.search(text, at):
+        mark, at = match[0], match.end()
         if mark == '"':
             at = _string_end(text, at)
             if at < 0:

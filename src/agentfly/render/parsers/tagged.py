@@ -56,11 +56,11 @@ class TaggedCalls(CallParser):
                 reader.add(broken("", f"after {mark} comes {self.opening} and the name of a tool"))
 
     def _read(self, reader: ReplyReader) -> ToolCall:
-        found = self.head.match(reader.text, reader.pos)
-        name = clean_name(found["name"]) if found else ""
-        if found is None or not name:
+        match = self.head.match(reader.text, reader.pos)
+        name = clean_name(match["name"]) if match else ""
+        if match is None or not name:
             return self._give_up(reader, "", f"after {self.opening} comes the name of a tool")
-        reader.pos = found.end()
+        reader.pos = match.end()
         arguments: dict[str, Any] = {}
         while True:
             reader.skip_space()

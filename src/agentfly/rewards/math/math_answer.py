@@ -129,21 +129,21 @@ _MONEY = re.compile(r"\$|\bdollars?\b", re.I)
 
 
 @FunctionReward
-def math_equal(prediction: str, answer: Any, question: Any = "", task: Task | None = None) -> float:
+def math_equal(prediction: str, answer: object, question: object = "", task: Task | None = None) -> float:
     """1 if the answer in the prediction and the field `answer` are the same mathematical value."""
     if not question and task is not None:
         question = next((message.content for message in reversed(task.messages) if message.role == "user"), "")
     answers = alternatives(answer)
     if prediction.strip() and prediction.strip() in answers:
         return 1.0
-    found = find_answers(prediction)
-    if not found or (
+    candidates = find_answers(prediction)
+    if not candidates or (
         isinstance(question, str) and len(prediction) > COPY and " ".join(prediction.split()) in " ".join(question.split())
     ):
         return 0.0
-    asked = _asked_unit(question, found) if isinstance(question, str) else None
-    plain = [asked.sub("", one) for one in found] if asked else found
-    return float(any(_agree(some, _reference(one), question) for one in answers for some in {tuple(found), tuple(plain)}))
+    asked = _asked_unit(question, candidates) if isinstance(question, str) else None
+    plain = [asked.sub("", one) for one in candidates] if asked else candidates
+    return float(any(_agree(some, _reference(one), question) for one in answers for some in {tuple(candidates), tuple(plain)}))
 
 
 def extract_answer(prediction: str) -> str:
@@ -179,7 +179,7 @@ def find_answers(prediction: str, nesting: int = 0) -> list[str]:
     return _prose_answers(whole)
 
 
-def _agree(found: Sequence[str], reference: str, question: Any) -> bool:
+def _agree(found: Sequence[str], reference: str, question: object) -> bool:
     if len(found) == 1:
         return same_answer(found[0], reference, formed=True) and not _copied(found[0], reference, question)
     alike = all(same_answer(one, reference) for one in found)  # a working-out may stand before its result
@@ -258,10 +258,10 @@ def _json_answer(text: str) -> str | None:
 
 def _merge(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Keeps all values of a key that stands twice."""
-    found: dict[str, list[Any]] = {}
+    merged: dict[str, list[Any]] = {}
     for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return {key: values[0] if len(values) == 1 else values for key, values in found.items()}
+        merged.setdefault(key, []).append(value)
+    return {key: values[0] if len(values) == 1 else values for key, values in merged.items()}
 
 
 def _boxed_answers(text: str) -> list[str] | None:
@@ -295,8 +295,8 @@ def _second_thoughts(text: str) -> list[str]:
     """The number that the text behind an answer offers in its place: "Second guess: 25"."""
     first = re.search(r"\d", text)
     start = 0 if first is None or text[:1] == " " else first.end()
-    found = _HEDGED.search(text[:MAX_PREDICTION], start)
-    return [found.group(found.lastindex or 0).rstrip(".,")] if found else []
+    match = _HEDGED.search(text[:MAX_PREDICTION], start)
+    return [match.group(match.lastindex or 0).rstrip(".,")] if match else []
 
 
 def _clause_answers(rest: str) -> list[str]:
@@ -349,11 +349,11 @@ def _tidy(text: str) -> str:
 def _runs(text: str) -> list[tuple[int, int]]:
     """Where numbers and calculations stand in a sentence."""
     spans = []
-    for found in _RUN.finditer(text):
-        result = max(found.start(), text.rfind("=", found.start(), found.end() - 1))
-        lead = _LEAD.match(text, result, found.end())
+    for match in _RUN.finditer(text):
+        result = max(match.start(), text.rfind("=", match.start(), match.end() - 1))
+        lead = _LEAD.match(text, result, match.end())
         start = lead.end() if lead else result
-        run = text[start : found.end()].rstrip(".,:!=('[{ +*/-^")
+        run = text[start : match.end()].rstrip(".,:!=('[{ +*/-^")
         if re.search(r"\d", run):
             spans.append((start, start + len(run)))
     return spans
@@ -414,10 +414,10 @@ def _amount(text: str, runs: Sequence[tuple[int, int]], index: int) -> str:
 
 def _suffix(after: str) -> str:
     """The words after a number that change its value, with a space before them."""
-    found = _SUFFIX.match(after)
-    if found is None:
+    match = _SUFFIX.match(after)
+    if match is None:
         return ""
-    words = [word for word in found.groups() if word and not after.startswith("-", found.end())]
-    kept = max((i + 1 for i, word in enumerate(words) if is_significant(word)), default=0)
-    joined = after[:1].isalpha() and not kept and len(found.group(1)) == 1  # "18x" is no number
-    return found.group(1) if joined else "".join(f" {word}" for word in words[:kept])
+    words = [word for word in match.groups() if word and not after.startswith("-", match.end())]
+    num_words = max((i + 1 for i, word in enumerate(words) if is_significant(word)), default=0)
+    joined = after[:1].isalpha() and not num_words and len(match.group(1)) == 1  # "18x" is no number
+    return match.group(1) if joined else "".join(f" {word}" for word in words[:num_words])

@@ -81,15 +81,15 @@ def boxed_spans(text: str) -> list[tuple[int, int, int, int]]:
     spans: list[tuple[int, int, int, int]] = []
     if "box" not in text:
         return spans
-    for found in _BRACE.finditer(text):
-        token = found.group()
+    for brace in _BRACE.finditer(text):
+        token = brace.group()
         if token == "}":
             if open_braces:
                 start, inner, boxed = open_braces.pop()
                 if boxed:
-                    spans.append((start, inner, found.start(), found.end()))
+                    spans.append((start, inner, brace.start(), brace.end()))
         elif not token.startswith(("\\{", "\\}")):
-            open_braces.append((found.start(), found.end(), len(token) > 1))
+            open_braces.append((brace.start(), brace.end(), len(token) > 1))
     return spans
 
 
@@ -299,8 +299,8 @@ def _amount(text: str) -> _Reading | None:
 
 def _compound(text: str) -> list[_Reading]:
     """ "5 dollars and 50 cents", "6 feet 2 inches": a value in the first unit."""
-    found = _COMPOUND.fullmatch(text)
-    large, small = (_amount(found["large"]), _amount(found["small"])) if found else (None, None)
+    match = _COMPOUND.fullmatch(text)
+    large, small = (_amount(match["large"]), _amount(match["small"])) if match else (None, None)
     if not large or not small or not large.unit or not small.unit:
         return []
     if large.unit[0] != small.unit[0] or large.unit[1] <= small.unit[1]:

@@ -74,11 +74,11 @@ def _tokens(text: str) -> list[tuple[str, str, bool]]:
     tokens: list[tuple[str, str, bool]] = []
     position, spaced = 0, False
     while position < len(text):
-        found = _TOKEN.match(text, position)
-        if found is None:
+        match = _TOKEN.match(text, position)
+        if match is None:
             raise _Unreadable
-        position = found.end()
-        kind, value = found.lastgroup, found.group()
+        position = match.end()
+        kind, value = match.lastgroup, match.group()
         if kind is None:
             spaced = True
             continue

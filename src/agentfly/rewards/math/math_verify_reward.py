@@ -143,7 +143,7 @@ def math_verify_reward(timeout_s: float = 10.0) -> Reward:
     if importlib.util.find_spec("math_verify") is None:
         raise missing_extra("the reward 'math_verify'", "math_verify")
 
-    def math_verify(prediction: str, answer: Any) -> dict[str, float]:
+    def math_verify(prediction: str, answer: object) -> dict[str, float]:
         references = [one.rpartition("####")[2].strip() for one in alternatives(answer)]
         verdict = _workers.ask({"prediction": prediction[-MAX_PREDICTION:], "answers": references}, timeout_s)
         return {"reward": float(verdict is True), "undecided": float(verdict is None)}

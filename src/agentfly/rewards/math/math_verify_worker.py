@@ -23,8 +23,8 @@ def _parse_reference(text: str) -> list[object]:
 
 
 def _is_same(prediction: str, answers: list[str]) -> bool:
-    found = parse(prediction, parsing_timeout=None)
-    return any(verify(_parse_reference(answer), found, timeout_seconds=None) for answer in answers)
+    predicted = parse(prediction, parsing_timeout=None)
+    return any(verify(_parse_reference(answer), predicted, timeout_seconds=None) for answer in answers)
 
 
 def main() -> None:

@@ -107,14 +107,14 @@ class Words:
 
 def split_words(text: str) -> tuple[str, str] | None:
     """The value at the start of a text and the words after it, or None where there are none."""
-    found = _START.search(text)
-    if found is None or not (value := text[: found.start()]).strip(" +-"):
+    match = _START.search(text)
+    if match is None or not (value := text[: match.start()]).strip(" +-"):
         return None
-    word = found.group()
+    word = match.group()
     # "5ab" is an algebraic term: without a space, a short word is a unit only if a table has it.
     if value[-1] not in " /-" and len(word) in (2, 3) and word.isalpha() and not is_significant(word):
         return None
-    return value.rstrip().rstrip("/-").rstrip(), text[found.start() :]
+    return value.rstrip().rstrip("/-").rstrip(), text[match.start() :]
 
 
 def is_significant(word: str) -> bool:
@@ -157,14 +157,14 @@ def plain_numbers(text: str) -> str:
 
 def spelled_number(text: str) -> str:
     """The text with a spelled number at its start in digits: "twenty-five dollars" is "25 dollars"."""
-    found = list(re.finditer(r"[A-Za-z]+", text[:200]))
+    words = list(re.finditer(r"[A-Za-z]+", text[:200]))
     total = current = count = 0
     end = 0
-    for index, word in enumerate(found):
+    for index, word in enumerate(words):
         name = word.group().lower()
         if text[end : word.start()].strip(" -"):
             break
-        after = found[index + 1].group().lower() if index + 1 < len(found) else ""
+        after = words[index + 1].group().lower() if index + 1 < len(words) else ""
         if name in _SPELLED:
             current += _SPELLED[name]
         elif name == "hundred" and count:

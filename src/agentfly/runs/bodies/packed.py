@@ -51,21 +51,21 @@ def decode(data: bytes) -> Any:
     """
     end = 5 + int.from_bytes(data[1:5], "little")
     numbers = _Numbers(data, end)
-    found = _TRAJECTORY.read(codec.decode(inflate(data[5:end]), any_keys=True), numbers)
+    trajectory = _TRAJECTORY.read(codec.decode(inflate(data[5:end]), any_keys=True), numbers)
     if numbers.at != len(data):
         raise ValueError(f"the numbers end at byte {numbers.at} of {len(data)}")
-    return found
+    return trajectory
 
 
 def inflate(data: bytes) -> bytes:
     """Decompresses at most MAX_RECORDS bytes. Raises ValueError if there are more, and zlib.error."""
     stream = zlib.decompressobj()
-    found = stream.decompress(data, MAX_RECORDS)
+    inflated = stream.decompress(data, MAX_RECORDS)
     if stream.unconsumed_tail:
         raise ValueError(f"its texts have more than {MAX_RECORDS >> 20} MiB")
     if not stream.eof:
         raise zlib.error("the stream is cut off")
-    return found
+    return inflated
 
 
 # ---- numbers -------------------------------------------------------------------------------------------------------------
@@ -130,8 +130,8 @@ def _as_list(values: Any) -> list[Any]:
         return values
     if isinstance(values, str | bytes | bytearray):
         raise NotNumbers(f"a {type(values).__name__} is not a list of numbers")
-    found: list[Any] = values.tolist() if hasattr(values, "tolist") else list(values)  # an array of numpy or torch
-    return found
+    items: list[Any] = values.tolist() if hasattr(values, "tolist") else list(values)  # an array of numpy or torch
+    return items
 
 
 # ---- records -------------------------------------------------------------------------------------------------------------

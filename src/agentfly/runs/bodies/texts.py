@@ -27,26 +27,26 @@ _ALPHABETIC = re.compile("[\0-\u024f\u0370-\u052f]*")
 
 def texts_of(trajectory: Trajectory) -> str:
     """All texts that are stored of a trajectory, each once, separated by line breaks."""
-    found: dict[str, None] = {}  # a reply is in the messages and in its turn, a task's prompt in the task and in the messages
+    texts: dict[str, None] = {}  # a reply is in the messages and in its turn, a task's prompt in the task and in the messages
     task = trajectory.task
     for text in (trajectory.id, task.id, trajectory.outcome.value, trajectory.prediction, trajectory.error):
-        _add(found, text)
-    _add(found, task.fields)
-    _add(found, trajectory.components)
+        _add(texts, text)
+    _add(texts, task.fields)
+    _add(texts, trajectory.components)
     for message in (*task.messages, *trajectory.messages):
-        _add_message(found, message)
+        _add_message(texts, message)
     for turn in trajectory.turns:
         reply = turn.completion
-        _add(found, reply.text)
-        _add(found, reply.stop)
-        _add_calls(found, reply.tool_calls)
-        _add_calls(found, turn.calls)
+        _add(texts, reply.text)
+        _add(texts, reply.stop)
+        _add_calls(texts, reply.tool_calls)
+        _add_calls(texts, turn.calls)
         for result in turn.results:
-            _add(found, result.observation)
-            _add(found, result.error)
+            _add(texts, result.observation)
+            _add(texts, result.error)
             if result.image is not None:
-                _add(found, left_out(result.image))
-    return clean_text("\n".join(found))
+                _add(texts, left_out(result.image))
+    return clean_text("\n".join(texts))
 
 
 def _add_message(found: dict[str, None], message: Message) -> None:

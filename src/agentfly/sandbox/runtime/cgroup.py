@@ -63,10 +63,10 @@ class Cgroups:
             if kind in self.parents:
                 fd = os.open(f"{name}/{file}", os.O_RDONLY, dir_fd=self.parents[kind][1])
                 try:
-                    found = re.search(rb"^oom_kill (\d+)", os.read(fd, 4096), re.MULTILINE)
+                    match = re.search(rb"^oom_kill (\d+)", os.read(fd, 4096), re.MULTILINE)
                 finally:
                     os.close(fd)
-                return found is not None and int(found[1]) > 0
+                return match is not None and int(match[1]) > 0
         return False
 
     def remove(self, name: str) -> bool:
@@ -117,7 +117,7 @@ def _own_groups() -> dict[str, str]:
             elif kind == "cgroup":
                 for controller in options.split(","):
                     mounted[controller] = root, point
-    found = {}
+    groups = {}
     with open("/proc/self/cgroup") as file:
         for line in file:
             _, controllers, path = line.rstrip("\n").split(":", 2)
@@ -125,8 +125,8 @@ def _own_groups() -> dict[str, str]:
                 if controller in mounted:
                     root, point = mounted[controller]
                     inner = "/" + os.path.relpath(path, root) if path.startswith(root) else path
-                    found[controller or "v2"] = os.path.normpath(point + "/" + inner)
-    return found
+                    groups[controller or "v2"] = os.path.normpath(point + "/" + inner)
+    return groups
 
 
 def _remove_stale(parent: str) -> None:

@@ -133,11 +133,11 @@ class ForkServer:
 
     def count_processes(self) -> int:
         """Returns how many processes this user has, which RLIMIT_NPROC counts as well."""
-        found = 0
+        count = 0
         for name in os.listdir(self.proc_fd):
             with contextlib.suppress(OSError):
-                found += name.isdigit() and os.stat(name, dir_fd=self.proc_fd).st_uid == os.getuid()
-        return found
+                count += name.isdigit() and os.stat(name, dir_fd=self.proc_fd).st_uid == os.getuid()
+        return count
 
     def find_proc_options(self) -> bytes:
         """Returns mount options for /proc. `subset=pid` hides everything but processes; kernels before 5.8 do not know it."""
@@ -205,7 +205,7 @@ class ForkServer:
     def send(self, message: dict[str, Any]) -> None:
         self.control.send(json.dumps(message).encode())
 
-    def send_exit(self, session: int, **facts: Any) -> None:
+    def send_exit(self, session: int, **facts: object) -> None:
         nothing = {"code": 0, "cpu_s": 0, "oom": False, "why": None, "limit": None, "error": None}
         self.send({"op": "exit", "id": session, **nothing, **facts})
 

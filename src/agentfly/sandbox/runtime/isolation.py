@@ -158,14 +158,14 @@ def enter_namespace(plan: IsolationPlan, session: int) -> None:
     options = plan.tmp_options if uid is None else b"%b,uid=%d,gid=%d" % (plan.tmp_options, uid, uid)
     syscalls.mount_raw(b"tmpfs", b"/tmp", b"tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, options)
     for number, path in enumerate(plan.below_tmp):
-        kept = f"{BELOW_TMP}/{number}"
-        if os.path.isdir(kept):
+        mounted = f"{BELOW_TMP}/{number}"
+        if os.path.isdir(mounted):
             _open_path(path)
         else:
             _open_path(os.path.dirname(path))
             with open(path, "x"):
                 pass
-        syscalls.bind(kept, path, _RO)
+        syscalls.bind(mounted, path, _RO)
     if plan.proc:
         syscalls.mount_raw(b"proc", b"/proc", b"proc", _RO | syscalls.MS_NOEXEC, plan.proc_options)
     if uid is not None:

@@ -120,8 +120,8 @@ def main() -> None:
     os.setsid()  # Ctrl-C at the terminal goes to the trainer alone
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     limits = config["limits"]
-    kept = {name: limits[name] for name in ("memory_mb", "disk_mb", "inodes", "processes", "cpu_s", "files")}
-    plan = isolation.IsolationPlan(tier=config["tier"], **kept)
+    bounds = {name: limits[name] for name in ("memory_mb", "disk_mb", "inodes", "processes", "cpu_s", "files")}
+    plan = isolation.IsolationPlan(tier=config["tier"], **bounds)
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
     lock = -1
     try:

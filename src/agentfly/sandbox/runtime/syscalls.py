@@ -45,10 +45,10 @@ _libc.capset.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 @functools.cache
 def machine() -> str:
     """Returns `x86_64` or `aarch64`. Raises OSError on any other machine."""
-    found = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
-    if platform.system() != "Linux" or found not in ("x86_64", "aarch64"):
-        raise OSError(f"the sandbox needs Linux on x86_64 or aarch64, this is {platform.system()} on {found}")
-    return found
+    name = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
+    if platform.system() != "Linux" or name not in ("x86_64", "aarch64"):
+        raise OSError(f"the sandbox needs Linux on x86_64 or aarch64, this is {platform.system()} on {name}")
+    return name
 
 
 def number(name: str) -> int:
@@ -121,9 +121,9 @@ def restrict_mount(target: str, flags: int) -> None:
     except OSError as error:
         if error.errno != 38:
             raise
-        kept = os.statvfs(target).f_flag & (MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC | 1024 | 2048)
-        kept = kept & 15 | (1 << 10 if kept & 1024 else 0) | (1 << 11 if kept & 2048 else 0)
-        mount(None, target, None, MS_REMOUNT | MS_BIND | kept | flags)
+        present = os.statvfs(target).f_flag & (MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC | 1024 | 2048)
+        present = present & 15 | (1 << 10 if present & 1024 else 0) | (1 << 11 if present & 2048 else 0)
+        mount(None, target, None, MS_REMOUNT | MS_BIND | present | flags)
 
 
 def bind(source: str, target: str, flags: int) -> None:

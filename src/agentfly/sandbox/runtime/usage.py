@@ -109,20 +109,20 @@ class Proc:
         try:
             for name in names:
                 with contextlib.suppress(OSError):  # closed meanwhile
-                    found = os.stat(name, dir_fd=fd)
-                    if stat.S_ISSOCK(found.st_mode):
-                        seen.sockets.add(found.st_ino)
+                    status = os.stat(name, dir_fd=fd)
+                    if stat.S_ISSOCK(status.st_mode):
+                        seen.sockets.add(status.st_ino)
                         if seen.device >= 0:
                             seen.in_flight |= self.has_files_in_flight(f"{pid}/fdinfo/{name}")
-                    elif stat.S_ISREG(found.st_mode) and found.st_nlink == 0 and found.st_dev == seen.device:
-                        seen.add(found)
+                    elif stat.S_ISREG(status.st_mode) and status.st_nlink == 0 and status.st_dev == seen.device:
+                        seen.add(status)
         finally:
             os.close(fd)
 
     def has_files_in_flight(self, path: str) -> bool:
         """Whether descriptors wait in a socket: the files behind them are open, but no process has them."""
-        found = re.search(rb"^scm_fds:\s+(\d+)", self.read(path), re.MULTILINE)
-        return found is not None and int(found[1]) > 0
+        match = re.search(rb"^scm_fds:\s+(\d+)", self.read(path), re.MULTILINE)
+        return match is not None and int(match[1]) > 0
 
 
 @dataclass

@@ -167,7 +167,7 @@ class WatchdogProcess:
                 if home and not self.plan.mounts:
                     self.folders.append((home, 0))
 
-    def say(self, op: str, **facts: Any) -> None:
+    def say(self, op: str, **facts: object) -> None:
         self.outbox.append(json.dumps({"op": op, **facts}).encode())
         self.deliver()
 
@@ -227,14 +227,14 @@ class WatchdogProcess:
             watched.used = used
             active = True
             try:
-                found = self.judge(watched)
+                verdict = self.judge(watched)
             except Hidden:  # the tier `process` claims nothing, and other users' programs may run there
-                found = (None, "it hid its files from the watchdog") if self.plan.tier != "process" else None
+                verdict = (None, "it hid its files from the watchdog") if self.plan.tier != "process" else None
             except OSError:
                 watched.used = {}  # something has ended or moved meanwhile: the next sweep checks again
                 continue
-            if found is not None:
-                limit, why = found
+            if verdict is not None:
+                limit, why = verdict
                 self.kill(watched, why, limit)
         self.count_user_processes()
         return active

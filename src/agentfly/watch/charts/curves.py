@@ -50,8 +50,8 @@ def panels_of(
             if runs:
                 lines.append(line_of(label, runs, band))
         if not lines:
-            known = sorted({name for curve in curves for name in curve.points})
-            raise ConfigError(f"no run has the metric {metric!r}; they have {', '.join(known) or 'none'}")
+            names = sorted({name for curve in curves for name in curve.points})
+            raise ConfigError(f"no run has the metric {metric!r}; they have {', '.join(names) or 'none'}")
         panels.append(Panel(metric, x_label, (units or {}).get(metric) or metric, lines, log_y=log))
     return panels
 
@@ -61,23 +61,23 @@ def grouped(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
 
     A group whose label is not unique, or a run without a config, is named after its first run.
     """
-    kept = {
+    configs_of = {
         id(curve): {key: value for key, value in flatten(curve.config).items() if not key.startswith(SAME)} for curve in curves
     }
     groups: dict[str, list[Curve]] = {}
     for curve in curves:
-        key = repr(sorted(kept[id(curve)].items())) if curve.config else f"run {curve.name} {id(curve)}"
+        key = repr(sorted(configs_of[id(curve)].items())) if curve.config else f"run {curve.name} {id(curve)}"
         groups.setdefault(key, []).append(curve)
-    configs = [kept[id(members[0])] for members in groups.values()]
+    configs = [configs_of[id(members[0])] for members in groups.values()]
     differ = [key for key in dict.fromkeys(name for config in configs for name in config) if _differs(key, configs)]
     labels = [_label(members[0], config, differ) for members, config in zip(groups.values(), configs, strict=True)]
-    found: dict[str, list[Curve]] = {}
+    labelled: dict[str, list[Curve]] = {}
     for label, members in zip(labels, groups.values(), strict=True):
         label = members[0].name if labels.count(label) > 1 else label
-        while label in found:
+        while label in labelled:
             label += "'"
-        found[label] = members
-    return found
+        labelled[label] = members
+    return labelled
 
 
 def _differs(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:

@@ -85,8 +85,8 @@ def _last(line: Line) -> str:
 
 def _between(places: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
     """All dots on the straight lines between neighbouring places."""
-    found = set(places[:1])
+    dots = set(places[:1])
     for (x, y), (to_x, to_y) in pairwise(places):
         steps = max(abs(to_x - x), abs(to_y - y), 1)
-        found |= {(round(x + (to_x - x) * i / steps), round(y + (to_y - y) * i / steps)) for i in range(1, steps + 1)}
-    return found
+        dots |= {(round(x + (to_x - x) * i / steps), round(y + (to_y - y) * i / steps)) for i in range(1, steps + 1)}
+    return dots

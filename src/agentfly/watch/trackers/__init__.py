@@ -75,7 +75,7 @@ class Trackers:
             self._try(name, "close")
         self._open.clear()
 
-    def _try(self, name: str, method: str, *args: Any) -> None:
+    def _try(self, name: str, method: str, *args: object) -> None:
         try:
             getattr(self._open[name], method)(*args)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a failing disk or server must not end the run

@@ -47,8 +47,8 @@ class MlflowTracker:
             self._client.update_run(self._id, status="RUNNING")
             return
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", "agentfly")
-        found = self._client.get_experiment_by_name(experiment)
-        experiment_id = found.experiment_id if found is not None else self._client.create_experiment(experiment)
+        existing = self._client.get_experiment_by_name(experiment)
+        experiment_id = existing.experiment_id if existing is not None else self._client.create_experiment(experiment)
         self._id = self._client.create_run(experiment_id, run_name=name or None).info.run_id
         id_file.write_text(self._id, encoding="utf-8")
         flat = {_clean(key.replace("/", ".")): str(value)[:500] for key, value in _flat(config or {}).items()}

@@ -27,7 +27,7 @@ class WandbTracker:
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         id_file = directory / "wandb-id.txt"
-        known = id_file.read_text(encoding="utf-8").strip() if id_file.exists() else None
+        run_id = id_file.read_text(encoding="utf-8").strip() if id_file.exists() else None
         key = has_key()
         mode = choose_mode(os.environ.get("WANDB_MODE"), key)
         self._run = wandb.init(
@@ -35,8 +35,8 @@ class WandbTracker:
             name=name or None,
             config=dict(config or {}),
             dir=str(directory),
-            id=known,
-            resume="allow" if known else None,
+            id=run_id,
+            resume="allow" if run_id else None,
             mode=mode,
             # A prompt would block an unattended run forever.
             settings=wandb.Settings(silent=True, console="off", login_timeout=10, init_timeout=60),

@@ -46,8 +46,8 @@ def check_weights(name: object, folder: Path) -> None:
         )
     files = [form]
     if form.suffix == ".json":
-        found = _json(name, form)
-        places = found.get("weight_map") if isinstance(found, dict) else None
+        index = _json(name, form)
+        places = index.get("weight_map") if isinstance(index, dict) else None
         files = sorted({folder / str(place) for place in (places or {}).values()})
         if lost := [file.name for file in files if not file.is_file()]:
             raise ConfigError(
@@ -82,8 +82,8 @@ def _check_tensors(name: object, file: Path) -> None:
 def _other_format(folder: Path) -> str | None:
     """What a folder holds instead of a model that can be loaded."""
     if (file := folder / "adapter_config.json").is_file():
-        found = _decoded(file.read_bytes())
-        base = found.get("base_model_name_or_path") if isinstance(found, dict) else None
+        adapter = _decoded(file.read_bytes())
+        base = adapter.get("base_model_name_or_path") if isinstance(adapter, dict) else None
         return f"it holds adapters of {base or 'another model'} alone: merge them into that model and give the merged one"
     for pattern, what in (("*.gguf", "GGUF"), ("*.pth", "PyTorch"), ("consolidated*", "Mistral's own"), ("*.onnx", "ONNX")):
         if found_file := next(iter(sorted(folder.glob(pattern))), None):
@@ -100,10 +100,10 @@ def _check_pointer(name: object, file: Path) -> None:
 
 
 def _json(name: object, file: Path) -> Any:
-    found = _decoded(file.read_bytes())
-    if found is None:
+    value = _decoded(file.read_bytes())
+    if value is None:
         raise ConfigError(f"{file.name} of the model {str(name)!r} is no valid JSON: download it again")
-    return found
+    return value
 
 
 def _decoded(text: bytes) -> Any:

@@ -7,11 +7,14 @@ a few tokens long there, so that a short text reaches beyond them. The weights a
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ....errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 MAX_WEIGHTS = 200_000_000
 MAX_LAYERS = 6
@@ -63,11 +66,11 @@ def make_miniature(config: Any, max_context: int | None = None) -> Any:
     raise ConfigError(f"no small config of the family {text.model_type} makes a model that runs{why}")
 
 
-def _attention(config: Any) -> str | None:
+def _attention(config: PretrainedConfig) -> str | None:
     return "eager" if getattr(config, "attn_logit_softcapping", None) else None
 
 
-def _speak_up(model: Any) -> None:
+def _speak_up(model: torch.nn.Module) -> None:
     """Draw matrices so wide that attention is not flat and logits are not small, and move what begins at zero or one."""
     for weight in model.parameters():
         if weight.ndim > 1 and weight.is_floating_point():
@@ -78,47 +81,47 @@ def _speak_up(model: Any) -> None:
 
 def _smaller(text: Any, shrinks: bool, max_context: int | None) -> dict[str, Any]:
     """The config as a dict with few layers and short reaches; with `shrinks` also with small layers."""
-    found: dict[str, Any] = text.to_dict()
-    count = int(found.get("num_hidden_layers") or found.get("n_layer") or found.get("num_layers") or 2)
-    lists = {name: value for name, value in found.items() if isinstance(value, list) and len(value) == count > 1}
+    values: dict[str, Any] = text.to_dict()
+    count = int(values.get("num_hidden_layers") or values.get("n_layer") or values.get("num_layers") or 2)
+    lists = {name: value for name, value in values.items() if isinstance(value, list) and len(value) == count > 1}
     kinds: dict[str, int] = {}
     for at, kind in enumerate(zip(*lists.values(), strict=True)):
         kinds.setdefault(repr(kind), at)
-    kept = sorted({0, 1, *kinds.values()} if lists else range(min(count, 2 if text.model_type in UNIFORM else MAX_LAYERS)))
-    kept = kept[:MAX_LAYERS]
-    found |= {name: [value[at] for at in kept] for name, value in lists.items()}
-    found |= {name: len(kept) for name in ("num_hidden_layers", "n_layer", "num_layers") if name in found}
-    limit = max_context or int(found.get("max_position_embeddings") or 1 << 30)
-    found |= {name: REACH for name in _REACHES if isinstance(found.get(name), int) and REACH < found[name] < limit}
+    layers_at = sorted({0, 1, *kinds.values()} if lists else range(min(count, 2 if text.model_type in UNIFORM else MAX_LAYERS)))
+    layers_at = layers_at[:MAX_LAYERS]
+    values |= {name: [value[at] for at in layers_at] for name, value in lists.items()}
+    values |= {name: len(layers_at) for name in ("num_hidden_layers", "n_layer", "num_layers") if name in values}
+    limit = max_context or int(values.get("max_position_embeddings") or 1 << 30)
+    values |= {name: REACH for name in _REACHES if isinstance(values.get(name), int) and REACH < values[name] < limit}
     for name in ("first_k_dense_replace", "num_dense_layers", "num_nextn_predict_layers", "max_window_layers"):
-        if found.get(name):
-            found[name] = 1
-    if found.get("num_kv_shared_layers"):
-        found["num_kv_shared_layers"] = 1
-    found |= {name: 8 for name in _EXPERTS if isinstance(found.get(name), int) and found[name] > 8}
-    found |= {name: 2 for name in _CHOSEN if isinstance(found.get(name), int) and found[name] > 2}
-    found |= {name: 1 for name in ("n_group", "topk_group") if found.get(name)}
-    found |= {name: 1 for name in found if name.endswith("_token_id")}
-    found |= {"pad_token_id": 0, "vocab_size": 160}
-    found.pop("quantization_config", None)
-    if isinstance(layers := found.get("per_layer_config"), dict):
-        found["per_layer_config"] = {str(to): layers[str(at)] for to, at in enumerate(kept) if str(at) in layers}
+        if values.get(name):
+            values[name] = 1
+    if values.get("num_kv_shared_layers"):
+        values["num_kv_shared_layers"] = 1
+    values |= {name: 8 for name in _EXPERTS if isinstance(values.get(name), int) and values[name] > 8}
+    values |= {name: 2 for name in _CHOSEN if isinstance(values.get(name), int) and values[name] > 2}
+    values |= {name: 1 for name in ("n_group", "topk_group") if values.get(name)}
+    values |= {name: 1 for name in values if name.endswith("_token_id")}
+    values |= {"pad_token_id": 0, "vocab_size": 160}
+    values.pop("quantization_config", None)
+    if isinstance(layers := values.get("per_layer_config"), dict):
+        values["per_layer_config"] = {str(to): layers[str(at)] for to, at in enumerate(layers_at) if str(at) in layers}
     if not shrinks:
-        return found
-    found |= {name: size for name, size in _SIZES.items() if isinstance(found.get(name), int) and found[name] > size}
-    if "mamba_n_heads" in found:
-        found |= {"mamba_n_heads": 8, "mamba_d_head": 16} | ({"mamba_d_ssm": 128} if found.get("mamba_d_ssm") else {})
-    heads = next((found[name] for name in _HEADS if found.get(name)), 4)
+        return values
+    values |= {name: size for name, size in _SIZES.items() if isinstance(values.get(name), int) and values[name] > size}
+    if "mamba_n_heads" in values:
+        values |= {"mamba_n_heads": 8, "mamba_d_head": 16} | ({"mamba_d_ssm": 128} if values.get("mamba_d_ssm") else {})
+    heads = next((values[name] for name in _HEADS if values.get(name)), 4)
     for name in (*_HEADS, *_KEYS):
-        if isinstance(value := found.get(name), int) and not isinstance(value, bool):
-            found[name] = 4 if name in _HEADS else max(1, 4 * value // heads)
-    if {"expand", "num_heads", "head_dim"} <= set(found):  # Mamba 2
-        found["num_heads"] = int(found["expand"] * found["hidden_size"]) // found["head_dim"]
-    rope = found.get("rope_parameters") or {}
-    dim = found.get("head_dim") or 16
+        if isinstance(value := values.get(name), int) and not isinstance(value, bool):
+            values[name] = 4 if name in _HEADS else max(1, 4 * value // heads)
+    if {"expand", "num_heads", "head_dim"} <= set(values):  # Mamba 2
+        values["num_heads"] = int(values["expand"] * values["hidden_size"]) // values["head_dim"]
+    rope = values.get("rope_parameters") or {}
+    dim = values.get("head_dim") or 16
     for part in [rope, *(each for each in rope.values() if isinstance(each, dict))]:
-        half = int(dim * part.get("partial_rotary_factor", found.get("partial_rotary_factor") or 1.0)) // 2
+        half = int(dim * part.get("partial_rotary_factor", values.get("partial_rotary_factor") or 1.0)) // 2
         part |= {name: part[name][:half] for name in ("short_factor", "long_factor") if name in part}
         if "original_max_position_embeddings" in part:
             part["original_max_position_embeddings"] = 16
-    return found
+    return values

@@ -7,13 +7,16 @@ tokens change earlier log-probs, as in attention that selects among all tokens o
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ....errors import ConfigError
 from ..replica import check_paged_replica, check_replica, make_replica
 from .miniature import make_miniature
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 PROVEN = frozenset(
     {"llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3", "gemma3_text", "phi", "phi3", "smollm3", "granite"}
@@ -24,7 +27,7 @@ NOT_CAUSAL = "cannot be trained: in transformers later tokens change the log-pro
 ELSEWHERE = 'agent.engine.kind = "vllm" (docs/models.md) may sample from it'
 
 
-def check_config(name: Any, config: Any, *, sampled: bool, max_context: int | None = None) -> None:
+def check_config(name: object, config: PretrainedConfig, *, sampled: bool, max_context: int | None = None) -> None:
     """Raise a ConfigError in one sentence if the model cannot be used. `sampled`: the local engine samples from it."""
     text = config.get_text_config()
     why = why_not_loaded(config) or why_too_long(text, max_context) or why_not_trained(text, max_context)
@@ -35,7 +38,7 @@ def check_config(name: Any, config: Any, *, sampled: bool, max_context: int | No
         raise ConfigError(f"the model {str(name)!r} ({config.model_type}) {why}")
 
 
-def why_not_loaded(config: Any) -> str | None:
+def why_not_loaded(config: PretrainedConfig) -> str | None:
     """Why transformers does not load a causal model of this config with weights that can be trained, or None."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -53,7 +56,7 @@ def why_not_loaded(config: Any) -> str | None:
     return None
 
 
-def check_tokenizer(name: Any, tokenizer: Any, config: Any) -> None:
+def check_tokenizer(name: object, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:
     """Raise a ConfigError if the tokenizer has ids that the embeddings have no rows for."""
     num_ids, rows = max(tokenizer.get_vocab().values()) + 1, int(config.get_text_config().vocab_size)
     if num_ids > rows:
@@ -103,16 +106,16 @@ def try_family(key: str, text: Any, max_context: int | None) -> dict[str, str | 
 
 
 @torch.no_grad()
-def why_not_causal(model: Any) -> str | None:
+def why_not_causal(model: torch.nn.Module) -> str | None:
     """Why right-padded rows have other log-probs than rows alone, or None."""
     ids = torch.tensor([[(7 * i + 3) % 160 for i in range(96)]])
     texts = [ids[:, :length] for length in (12, 24, 48, 96)]
-    found = [torch.log_softmax(model(input_ids=part, use_cache=False).logits[0, :12].float(), -1) for part in texts]
-    gap = max(float((each - found[0]).abs().max()) for each in found)
+    log_probs = [torch.log_softmax(model(input_ids=part, use_cache=False).logits[0, :12].float(), -1) for part in texts]
+    gap = max(float((each - log_probs[0]).abs().max()) for each in log_probs)
     return None if gap <= 1e-2 else f"{NOT_CAUSAL} (by {gap:.2g} nats in a miniature)"
 
 
-def why_not_sampled(model: Any) -> str | None:
+def why_not_sampled(model: torch.nn.Module) -> str | None:
     """Why the local engine cannot serve the model, or None."""
     device = next(model.parameters()).device
     try:

@@ -95,8 +95,8 @@ def special_form(source: Any, node: ast.AST) -> str:
             return "the tests match an object of the solution"
         case ast.Compare():
             operands = [node.left, *node.comparators]
-            found = (_compared(source, *pair) for pair in zip(operands, node.ops, operands[1:], strict=False))
-            return next(filter(None, found), "")
+            reasons = (_compared(source, *pair) for pair in zip(operands, node.ops, operands[1:], strict=False))
+            return next(filter(None, reasons), "")
         case ast.BinOp(left=left, right=right) if not (isinstance(left, ast.Constant) and isinstance(left.value, str)):
             return _mixed(source, left, right)
         case ast.AugAssign(target=left, value=right):
@@ -238,5 +238,5 @@ def parts_of(node: ast.expr) -> list[ast.expr]:
 def _caught(source: Any, kind: ast.expr) -> str:
     """Exceptions arrive by their built-in names, so one of a module is not what the tests expect."""
     path = source.dotted(kind)
-    known = path in ERRORS or path in ("", "BaseException", "StopIteration", "GeneratorExit")
-    return "" if known or not (hasattr(builtins, path) or "." in path) else f"the tests catch {path}"
+    by_name = path in ERRORS or path in ("", "BaseException", "StopIteration", "GeneratorExit")
+    return "" if by_name or not (hasattr(builtins, path) or "." in path) else f"the tests catch {path}"

@@ -52,7 +52,7 @@ class RemoteObject:
             raise AttributeError(name)  # numpy and others would take `__array_interface__` and the like at its word
         return self._remote_judge.ask("get", self._remote_number, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         self._remote_judge.ask("set", self._remote_number, name, (value,))
 
     def __hash__(self) -> int:
@@ -86,7 +86,7 @@ class RemoteObject:
         return isinstance(thing, RemoteObject) and _typed(thing, "issubclass", bool, self)
 
 
-def _operate(thing: RemoteObject, name: str, *args: Any) -> Any:
+def _operate(thing: RemoteObject, name: str, *args: object) -> Any:
     return thing._remote_judge.ask("operator", thing._remote_number, name, args)
 
 
@@ -102,7 +102,7 @@ def _forward(name: str) -> Callable[..., Any]:
 
 
 def _between(name: str) -> Callable[..., Any]:
-    def operate(self: RemoteObject, other: Any) -> Any:
+    def operate(self: RemoteObject, other: object) -> Any:
         if isinstance(other, RemoteObject) and self._remote_judge.plan.operators:
             return _operate(self, name, other)
         return NotImplemented
@@ -178,10 +178,10 @@ class Judge(PartSender):
         for name in self.plan.seeds:
             self.share_seed(importlib.import_module(name))
         if self.plan.names:
-            found = self.ask("names", names=sorted(self.plan.names))
-            if type(found) is not dict:
+            values = self.ask("names", names=sorted(self.plan.names))
+            if type(values) is not dict:
                 raise TypeError("the solution's answer is not data: the names are not a dict")
-            space.update({name: found[name] for name in self.plan.names if name in found})
+            space.update({name: values[name] for name in self.plan.names if name in values})
 
     def share_seed(self, module: Any) -> None:
         """Lets the tests seed the solution's generator with their own. Neither session sees what the other draws."""
@@ -218,10 +218,10 @@ class Judge(PartSender):
                 raise NotData("the keys are not those of an answer")
         except (ValueError, TypeError) as error:
             raise TypeError(f"the solution's answer is not data: {error}"[:500]) from None
-        known = next((ERRORS[kind] for kind in kinds if kind in ERRORS and kind != "Exception"), None)
-        raise known(message) if known else RuntimeError(f"{kinds[0]}: {message}"[:500])
+        kind_of_error = next((ERRORS[kind] for kind in kinds if kind in ERRORS and kind != "Exception"), None)
+        raise kind_of_error(message) if kind_of_error else RuntimeError(f"{kinds[0]}: {message}"[:500])
 
-    def unpack(self, tree: Any) -> Any:
+    def unpack(self, tree: object) -> Any:
         return unpack(tree, self.remote, _stream, self.plan.arrays, _extend)
 
     def remote(self, number: int) -> RemoteObject:
@@ -256,7 +256,7 @@ class Judge(PartSender):
             self.comparing.discard((one, other))
 
 
-def _own(thing: Any) -> int:
+def _own(thing: object) -> int:
     if isinstance(thing, RemoteObject):
         return int(thing._remote_number)
     raise NotPlain(f"a {type(thing).__name__}")
@@ -273,7 +273,7 @@ def _stream(source: RemoteObject) -> Iterator[Any]:
             raise
 
 
-def _mutable(value: Any) -> Any:
+def _mutable(value: object) -> Any:
     """Returns the type of data that a call can change in place, or None."""
     if type(value).__name__ == "ndarray":
         return type(value)

@@ -246,8 +246,8 @@ class _Source:
             case ast.Call(func=ast.Name(id=name)) if name in self.functions:
                 if name in seen:
                     return ""
-                found = [value for function in self.functions[name] for value in _returns(function)]
-                return self.first_not_data(found, seen | {name})
+                values = [value for function in self.functions[name] for value in _returns(function)]
+                return self.first_not_data(values, seen | {name})
             case ast.Call(func=ast.Attribute() as method) if not self.is_module(method):
                 return self.not_data(method.value, seen)  # such as `functions.items()`
             case ast.Call():
@@ -418,8 +418,8 @@ def _root(node: ast.expr) -> Any:
 def _returns(function: Any) -> list[Any]:
     if isinstance(function, ast.Lambda):
         return [function.body]
-    found = [node.value for node in ast.walk(function) if isinstance(node, ast.Return | ast.Yield | ast.YieldFrom)]
-    return [value for value in found if value is not None]
+    values = [node.value for node in ast.walk(function) if isinstance(node, ast.Return | ast.Yield | ast.YieldFrom)]
+    return [value for value in values if value is not None]
 
 
 def _find(path: str) -> Any:

@@ -68,10 +68,10 @@ class _Peer:
         kind, text, total = "", "", 0
         call = f"{self.name}.{method}({', '.join(map(repr, arguments))})"
         while not total or len(text) < total:
-            found = _PART.fullmatch(await self.run(call) or "")
-            if found is None or (total and (kind, total) != (found[1], int(found[2]))):
+            match = _PART.fullmatch(await self.run(call) or "")
+            if match is None or (total and (kind, total) != (match[1], int(match[2]))):
                 return None
-            kind, total, part = found[1], int(found[2]), found[3]
+            kind, total, part = match[1], int(match[2]), match[3]
             if total > _MAX_ENCODED or len(part) != min(PART, total - len(text)):
                 return None
             text += part
@@ -122,5 +122,5 @@ async def _decide(solution: _Peer, judge: _Peer, code: str, tests: Sequence[str]
 
 def _parse(text: str) -> dict[str, Any]:
     """Returns a verdict. It comes from the judge's session, and has at most one number per test."""
-    found = json.loads(base64.b64decode(text))
-    return found if isinstance(found, dict) else {}
+    verdict = json.loads(base64.b64decode(text))
+    return verdict if isinstance(verdict, dict) else {}

@@ -35,7 +35,7 @@ class Solution(PartSender):
         self.kept: list[Any] = []
         self.numbers: dict[int, int] = {}  # id -> number
 
-    def keep(self, thing: Any) -> int:
+    def keep(self, thing: object) -> int:
         if id(thing) not in self.numbers:
             self.numbers[id(thing)] = len(self.kept)
             self.kept.append(thing)
@@ -58,8 +58,8 @@ class Solution(PartSender):
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         op, name = request["op"], request["name"]
         if op == "names":
-            known = [name for name in request["names"] if name in self.space]
-            return {"v": ["d", *([name, pack(self.space[name], self.keep)] for name in known)]}
+            names = [name for name in request["names"] if name in self.space]
+            return {"v": ["d", *([name, pack(self.space[name], self.keep)] for name in names)]}
         if op == "seed":
             importlib.import_module(name).seed(*map(unpack, request["args"], [self.kept.__getitem__] * len(request["args"])))
             return {"v": None}
@@ -84,9 +84,9 @@ class Solution(PartSender):
         return {**answer, "changed": changed} if changed else answer
 
 
-def _state(thing: Any) -> dict[str, Any] | None:
+def _state(thing: object) -> dict[str, Any] | None:
     """Returns the attributes of an object, or None if its class has no `==`."""
-    default: Any = object.__eq__
+    default: object = object.__eq__
     if isinstance(thing, type) or type(thing).__eq__ is default:
         return None
     data = [thing] if isinstance(thing, DATA) else []
@@ -94,7 +94,7 @@ def _state(thing: Any) -> dict[str, Any] | None:
     return {**getattr(thing, "__dict__", {}), **{name: getattr(thing, name) for name in slots}, "": data}
 
 
-def _can_change(value: Any) -> bool:
+def _can_change(value: object) -> bool:
     return hasattr(value, "clear") or hasattr(value, "sort") or type(value).__name__ == "ndarray"
 
 

@@ -74,14 +74,14 @@ class NotData(ValueError):
     """The text or value is outside the grammar."""
 
 
-def pack(value: Any, keep: Callable[[Any], int] | None = None) -> Any:
+def pack(value: object, keep: Callable[[Any], int] | None = None) -> Any:
     """Returns `value` as JSON data. `keep` stores an object that is not plain and returns its number; without it, NotPlain."""
     if keep is not None and _has_more(value):
         return ["S", keep(value), _pack(value, keep)]
     return _pack(value, keep)
 
 
-def _has_more(value: Any) -> bool:
+def _has_more(value: object) -> bool:
     """Whether this is data of a class of the solution that adds attributes to those of the data."""
     kind = type(value)
     base = next((base for base in EXTENDED if issubclass(kind, base)), None)
@@ -112,8 +112,8 @@ def _pack(value: Any, keep: Callable[[Any], int] | None) -> Any:
         return ["P", kind.__name__, list(fields), [pack(item, keep) for item in tuple.__iter__(value)]]
     if kind is collections.defaultdict:
         factory = getattr(value.default_factory, "__name__", None)
-        known = factory if _TYPES.get(factory or "") is value.default_factory else None
-        return ["E", known, *([pack(key, keep), pack(item, keep)] for key, item in value.items())]
+        known_type = factory if _TYPES.get(factory or "") is value.default_factory else None
+        return ["E", known_type, *([pack(key, keep), pack(item, keep)] for key, item in value.items())]
     if kind is collections.deque and value.maxlen is not None:
         return ["Q", value.maxlen, *(pack(item, keep) for item in value)]
     for base, tag in _TAGS:
@@ -136,8 +136,8 @@ def _pack(value: Any, keep: Callable[[Any], int] | None) -> Any:
             return ["T", date, *(getattr(value, part) for part in parts), *zone]
     if kind is uuid.UUID:
         return ["U", value.hex]
-    for name, known in _TYPES.items():
-        if value is known:
+    for name, known_type in _TYPES.items():
+        if value is known_type:
             return ["y", name]
     if issubclass(kind, (Iterator, *_VIEWS)) and not hasattr(kind, "readline"):  # a stream has more than its lines
         items: list[Any] = []
@@ -165,7 +165,7 @@ def _pack_numpy(value: Any, keep: Callable[[Any], int] | None) -> Any:
 
 
 def unpack(
-    tree: Any,
+    tree: object,
     give: Callable[[int], Any],
     stream: Callable[[Any], Any] | None = None,
     arrays: bool = True,
@@ -174,7 +174,7 @@ def unpack(
     """Reverses `pack`. `give` returns the object of a number, `stream` makes an iterator of such an object, `extend` gives data
     the other attributes of such an object. Raises NotData."""
 
-    def value(tree: Any) -> Any:
+    def value(tree: object) -> Any:
         if tree is None or type(tree) in (bool, int, str):
             return tree
         if type(tree) is not list or not tree or type(tree[0]) is not str:
@@ -201,8 +201,8 @@ def unpack(
             return _named(name, fields)._make(map(value, items))
         if tag == "E":
             factory, *pairs = rest
-            known = None if factory is None else _TYPES[factory]
-            return collections.defaultdict(known, [(value(key), value(item)) for key, item in pairs])
+            factory_type = None if factory is None else _TYPES[factory]
+            return collections.defaultdict(factory_type, [(value(key), value(item)) for key, item in pairs])
         if tag == "S" and extend is not None:
             number, inner = rest
             return extend(value(inner), give(_number(number)))
@@ -232,7 +232,7 @@ def _named(name: Any, fields: Any) -> Any:
     return collections.namedtuple(name, fields)
 
 
-def _number(number: Any) -> int:
+def _number(number: object) -> int:
     if type(number) is not int or not 0 <= number < 1 << 31:
         raise NotData("an object's number is not a number")
     return number
@@ -244,7 +244,7 @@ def _text(pattern: re.Pattern[str], text: Any) -> str:
     return text
 
 
-def _integer(tree: Any) -> int:
+def _integer(tree: object) -> int:
     if type(tree) is list and len(tree) == 2 and tree[0] == "i":
         return int(_text(_INTEGER, tree[1]), 16)
     if type(tree) is not int:
@@ -252,11 +252,11 @@ def _integer(tree: Any) -> int:
     return tree
 
 
-def _float(text: Any) -> float:
+def _float(text: object) -> float:
     return float(_text(_FLOAT, text))
 
 
-def _date(name: Any, *parts: Any) -> Any:
+def _date(name: Any, *parts: object) -> Any:
     kind, names = _DATES[name]
     numbers = [_integer(part) for part in parts]
     zone = numbers[len(names) :]
@@ -308,14 +308,14 @@ def read(text: str) -> dict[str, Any]:
     if len(text) > MAX_CHARS or _depth(text) > MAX_DEPTH:
         raise NotData("the text is too long or too deep")
     try:
-        found = json.loads(text, parse_float=_refuse, parse_constant=_refuse)
+        message = json.loads(text, parse_float=_refuse, parse_constant=_refuse)
     except NotData:
         raise
     except (ValueError, RecursionError) as error:
         raise NotData(f"the text is not JSON ({type(error).__name__})") from None
-    if type(found) is not dict:
+    if type(message) is not dict:
         raise NotData("the text is not a message")
-    return found
+    return message
 
 
 def _refuse(text: str) -> Any:

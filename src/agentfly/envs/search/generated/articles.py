@@ -49,8 +49,8 @@ def read_fact(kind: str, name: str, relation: str, text: str) -> str | None:
     """The value of a relation in the article of its subject; None if the text does not contain it."""
     text = text.replace(name, _SUBJECT)
     for pattern in _patterns(kind, relation):
-        if found := pattern.search(text):
-            return found["found"].replace(_SUBJECT, name)
+        if match := pattern.search(text):
+            return match["found"].replace(_SUBJECT, name)
     return None
 
 

@@ -53,26 +53,26 @@ def easy_passages(seed: int = 0) -> list[Passage]:
     rng = random.Random(f"easy pages {seed}")
     people = [person for split in easy_world(seed).values() for person in split.values()]
     rng.shuffle(people)
-    found = []
+    passages = []
     for number, person in enumerate(people, 1):
         facts = [f"The {relation} of {person.name} is {value}." for relation, value in person.facts.items()]
         rng.shuffle(facts)
-        found.append(Passage(str(number), person.name, " ".join(facts)))
-    return found
+        passages.append(Passage(str(number), person.name, " ".join(facts)))
+    return passages
 
 
 @lru_cache(maxsize=4)
 def easy_questions(split: str, seed: int = 0) -> tuple[Question, ...]:
     """Every question about the people of a split, as many of one fact as of two."""
     people = easy_world(seed)[split]
-    found = []
+    questions = []
     for person in people.values():
-        (link, other), (value, told) = person.facts.items()
+        (link, other), (value, relation) = person.facts.items()
         onward, answer = list(people[other].facts.items())[1]
         for asks, relations, said, pages in (
-            (ONE_FACT, (value,), told, (person.name,)),
+            (ONE_FACT, (value,), relation, (person.name,)),
             (TWO_FACTS, (link, onward), answer, (person.name, other)),
         ):
             texts = [ask.format(value=relations[-1], link=link, x=person.name) for ask in asks]
-            found += [Question(text, said, "/".join(relations), (person.name, *relations), pages) for text in texts]
-    return tuple(found)
+            questions += [Question(text, said, "/".join(relations), (person.name, *relations), pages) for text in texts]
+    return tuple(questions)

@@ -44,13 +44,13 @@ class Question:
 def all_questions(seed: int = 0) -> tuple[Question, ...]:
     """Every question of a world, in every wording."""
     world = make_world(seed)
-    found: list[Question] = []
+    questions: list[Question] = []
     for entity in world.values():
         for relation, target in RELATIONS[entity.kind].items():
-            found += _ask(world, entity, (relation,))
+            questions += _ask(world, entity, (relation,))
             for onward in RELATIONS.get(target, {}):
-                found += _ask(world, entity, (relation, onward))
-    return tuple(found)
+                questions += _ask(world, entity, (relation, onward))
+    return tuple(questions)
 
 
 def _ask(world: Mapping[str, Entity], entity: Entity, relations: tuple[str, ...]) -> list[Question]:

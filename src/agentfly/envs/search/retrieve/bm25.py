@@ -90,8 +90,8 @@ class Bm25Index:
     @classmethod
     def load(cls, folder: Path) -> Bm25Index:
         data, indices, indptr = (np.load(folder / f"{part}.npy", mmap_mode="r") for part in PARTS)
-        known = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
-        return cls(data, indices, indptr, known["words"], known["size"])
+        vocabulary = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
+        return cls(data, indices, indptr, vocabulary["words"], vocabulary["size"])
 
     def save(self, folder: Path) -> None:
         for part, array_ in zip(PARTS, (self.data, self.indices, self.indptr), strict=True):

@@ -71,8 +71,8 @@ class FileCorpus:
     def __getitem__(self, place: int) -> Passage:
         if not 0 <= place < len(self):
             raise IndexError(f"there are {len(self)} passages, and no place {place}")
-        found = json.loads(self.lines[int(self.starts[place]) : int(self.starts[place + 1])])
-        return Passage(*found)
+        fields = json.loads(self.lines[int(self.starts[place]) : int(self.starts[place + 1])])
+        return Passage(*fields)
 
     def place_of(self, id: str) -> int | None:  # noqa: A002
         wanted = _hash(id)

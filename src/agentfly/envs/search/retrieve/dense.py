@@ -145,7 +145,7 @@ def unit(vectors: Any) -> Any:
     return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
 
 
-def open_encoder(model: str | None, **options: Any) -> Encoder:
+def open_encoder(model: str | None, **options: object) -> Encoder:
     """The encoder "hashing", or the embedding model in a directory. Raises ConfigError if it cannot encode texts."""
     if not model:
         raise ConfigError("dense retrieval needs `model`: the directory of an embedding model, or 'hashing'")

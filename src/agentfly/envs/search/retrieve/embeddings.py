@@ -11,9 +11,12 @@ import inspect
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 POOLINGS = ("auto", "mean", "cls", "lasttoken")
 OFFSET_MODELS = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer", "xlm-roberta-xl", "data2vec-text")
@@ -45,8 +48,8 @@ class TransformersEncoder:
         from transformers import AutoModel, AutoTokenizer
 
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-            self._model: Any = AutoModel.from_pretrained(str(folder), local_files_only=True).eval()
+            self._tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+            self._model: torch.nn.Module = AutoModel.from_pretrained(str(folder), local_files_only=True).eval()
         except Exception as error:  # the type of the error depends on the model
             what = " ".join(str(error).split())[:300]
             raise ConfigError(f"{folder}: cannot be opened as an embedding model: {type(error).__name__}: {what}") from error
@@ -62,8 +65,8 @@ class TransformersEncoder:
             raise ConfigError(
                 f"{folder}: a {getattr(config, 'model_type', 'model')} has no one hidden size, so it is no encoder of texts"
             )
-        known = inspect.signature(self._model.forward).parameters
-        self._names = ["input_ids", "attention_mask", *(["token_type_ids"] if "token_type_ids" in known else [])]
+        parameters = inspect.signature(self._model.forward).parameters
+        self._names = ["input_ids", "attention_mask", *(["token_type_ids"] if "token_type_ids" in parameters else [])]
         self._torch = torch
         self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self._model.to(self._device)
@@ -103,16 +106,16 @@ def _stated_pooling(folder: Path) -> str:
     if not stated.is_file():
         return "mean"
     try:
-        told = json.loads(stated.read_text(encoding="utf-8"))
+        settings = json.loads(stated.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{stated}: cannot be read: {error}; give `pooling`") from error
-    said = [pooling for key, pooling in STATED.items() if isinstance(told, dict) and told.get(key)]
+    said = [pooling for key, pooling in STATED.items() if isinstance(settings, dict) and settings.get(key)]
     if len(said) != 1:
         raise ConfigError(f"{stated}: none of mean, cls and lasttoken pooling, or several; give `pooling`")
     return said[0]
 
 
-def _positions(tokenizer: Any, config: Any) -> int:
+def _positions(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> int:
     """The most tokens that the model reads."""
     most = int(tokenizer.model_max_length)
     held = getattr(config, "max_position_embeddings", None)

@@ -12,7 +12,7 @@ text raises DataError with its line number.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,13 @@ def read_passages(path: str | Path) -> Iterator[tuple[int, Passage]]:
         yield number, to_passage(row, place, f"{path}: line {number}")
 
 
-def to_passage(row: Any, place: int, where: str) -> Passage:
+def to_passage(row: Mapping[str, Any], place: int, where: str) -> Passage:
     if not isinstance(row, dict):
         raise DataError(f"{where}: a passage is an object with fields, this is a {type(row).__name__}")
-    found = next((row[name] for name in IDS if row.get(name) is not None), place)
-    known = plain_id(str(found)) if isinstance(found, str | int) and not isinstance(found, bool) else ""
-    if not known or len(known) > MAX_ID:
-        shown = repr(found)[:100]
+    given_id = next((row[name] for name in IDS if row.get(name) is not None), place)
+    id_text = plain_id(str(given_id)) if isinstance(given_id, str | int) and not isinstance(given_id, bool) else ""
+    if not id_text or len(id_text) > MAX_ID:
+        shown = repr(given_id)[:100]
         raise DataError(f"{where}: the id must be a number or a non-empty string of at most {MAX_ID} characters, not {shown}")
     name = next((name for name in TEXTS if name in row), None)
     if name is None:
@@ -57,7 +57,7 @@ def to_passage(row: Any, place: int, where: str) -> Passage:
         title, text = first.strip().strip('"'), rest.strip()
     elif title and first.strip() == title and rest.strip():  # KILT's first paragraph is the title again
         text = rest.strip()
-    return Passage(_encodable(known), _encodable(title.strip()), _encodable(text))
+    return Passage(_encodable(id_text), _encodable(title.strip()), _encodable(text))
 
 
 def plain_id(text: str) -> str:
@@ -75,7 +75,7 @@ def one_line(text: str) -> str:
     return " ".join(_CONTROL.sub(" ", clean(text)).split())
 
 
-def _joined(value: Any) -> str | None:
+def _joined(value: object) -> str | None:
     """The text of a string, of a list of paragraphs, or of paragraphs that are lists of sentences; None for other types."""
     if isinstance(value, str):
         return value

@@ -92,8 +92,8 @@ class LocalRetriever(ABC):
     async def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         if len(queries) * len(self.corpus) <= INLINE:
             return self.find(queries, k)
-        found: list[list[Hit]] = await run_in_thread(self.find, queries, k)
-        return found
+        hits: list[list[Hit]] = await run_in_thread(self.find, queries, k)
+        return hits
 
     async def get(self, id: str) -> Passage | None:  # noqa: A002
         place = self.corpus.place_of(id)

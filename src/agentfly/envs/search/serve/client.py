@@ -73,8 +73,8 @@ class ServerRetriever:
     async def get(self, id: str) -> Passage | None:  # noqa: A002
         answer = await self._ask("/retrieve", {"ids": [id]})
         try:
-            (found,) = answer["passages"]
-            return None if found is None else passage_from_json(found)
+            (passage,) = answer["passages"]
+            return None if passage is None else passage_from_json(passage)
         except (KeyError, TypeError, ValueError) as error:
             raise self._unusable("a passage", error) from error
 
@@ -104,7 +104,7 @@ class ServerRetriever:
                 raise
 
     async def _search(self, queries: list[str], k: int) -> list[list[Hit]]:
-        found: list[list[Hit]] = []
+        results: list[list[Hit]] = []
         for start in range(0, len(queries), MAX_QUERIES):
             part = queries[start : start + MAX_QUERIES]
             answer = await self._ask("/search", {"queries": part, "k": k})
@@ -114,19 +114,19 @@ class ServerRetriever:
                     raise ValueError(f"{len(hits)} answers to {len(part)} queries")
             except (KeyError, TypeError, ValueError) as error:
                 raise self._unusable("results", error) from error
-            found += hits
-        return found
+            results += hits
+        return results
 
     async def _ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         async def attempt() -> dict[str, Any]:
             answer = await self._http.send("POST", f"{self.url}{path}", json=body)
             try:
-                found = answer.json()
+                decoded = answer.json()
             except ValueError as error:
                 raise Transient(f"the answer is not JSON: {error}"[:200]) from None
-            if not isinstance(found, dict):
+            if not isinstance(decoded, dict):
                 raise Transient("the answer is not a JSON object")
-            return found
+            return decoded
 
         who = f"the search server at {self.url}"
         try:

@@ -136,8 +136,8 @@ class SearchServer:
         async def health(request: Request) -> Response:
             self.requests += 1
             counts = {"requests": self.requests, "queries": self.queries, "batches": self.batches}
-            known = {"retriever": self.retriever.name, "passages": len(self.retriever.corpus)}
-            return JSONResponse({"status": "ok", **known, **counts})
+            identity = {"retriever": self.retriever.name, "passages": len(self.retriever.corpus)}
+            return JSONResponse({"status": "ok", **identity, **counts})
 
         routes = [
             Route("/health", health, methods=["GET"]),
@@ -173,12 +173,12 @@ class SearchServer:
         self._pending.append(pending)
         self.num_waiting += len(queries)
         self._arrived.set()
-        found = await pending.result
-        return {"results": [[{**passage_to_json(hit.passage), "score": hit.score} for hit in hits] for hits in found]}
+        results = await pending.result
+        return {"results": [[{**passage_to_json(hit.passage), "score": hit.score} for hit in hits] for hits in results]}
 
     async def _retrieve(self, body: dict[str, Any]) -> dict[str, Any]:
-        found = [await self.retriever.get(each) for each in _texts(body, "ids", MAX_ID)]
-        return {"passages": [None if passage is None else passage_to_json(passage) for passage in found]}
+        passages = [await self.retriever.get(each) for each in _texts(body, "ids", MAX_ID)]
+        return {"passages": [None if passage is None else passage_to_json(passage) for passage in passages]}
 
     # ---- batches
 
@@ -205,31 +205,31 @@ class SearchServer:
         queries = [query for each in batch for query in each.queries]
         k = max(each.k for each in batch)
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self._thread, self.retriever.find, queries, k)
+            results = await asyncio.get_running_loop().run_in_executor(self._thread, self.retriever.find, queries, k)
         except Exception as error:  # noqa: BLE001 - the requests of the batch fail with it
             return error
         self.batches += 1
         self.queries += len(queries)
-        resolve_batch(batch, found)
+        resolve_batch(batch, results)
         return None
 
 
 def _body(body: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(body)
+        value = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {str(error)[:100]}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise BadRequest("the body must be a JSON object")
-    return found
+    return value
 
 
 def _texts(body: dict[str, Any], name: str, longest: int) -> list[str]:
-    found = body.get(name)
-    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+    texts = body.get(name)
+    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
         raise BadRequest(f"{name!r} must be a list of strings")
-    if not 1 <= len(found) <= MAX_QUERIES:
-        raise BadRequest(f"{name!r} holds from 1 to {MAX_QUERIES} texts, not {len(found)}")
-    if any(len(each) > longest for each in found):
+    if not 1 <= len(texts) <= MAX_QUERIES:
+        raise BadRequest(f"{name!r} holds from 1 to {MAX_QUERIES} texts, not {len(texts)}")
+    if any(len(each) > longest for each in texts):
         raise BadRequest(f"a text of {name!r} has at most {longest} characters")
-    return found
+    return texts

@@ -56,19 +56,19 @@ class _NoResults(Exception):
 
 def _at(answer: Any, *path: str) -> list[dict[str, Any]]:
     """The results under `path`; none if the field is missing. Raises _NoResults if an empty answer names an error."""
-    found = answer
+    value = answer
     for name in path:
-        if not isinstance(found, dict):
+        if not isinstance(value, dict):
             raise _NoResults(f"something else than an object with {'.'.join(path)!r}")
-        found = found.get(name)
-        if found is None:
+        value = value.get(name)
+        if value is None:
             break
-    if not isinstance(found, list | None):
+    if not isinstance(value, list | None):
         raise _NoResults(f"{'.'.join(path)!r} is no list")
-    for name in ("error", "errors", "unresponsive_engines") if not found else ():
+    for name in ("error", "errors", "unresponsive_engines") if not value else ():
         if answer.get(name):
             raise _NoResults(f"no results, but {name}: {json.dumps(answer[name])}")
-    return [each for each in found or () if isinstance(each, dict)]
+    return [each for each in value or () if isinstance(each, dict)]
 
 
 PROVIDERS = {
@@ -171,8 +171,8 @@ class WebSearch:
 
     async def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         check_k(k)
-        found = await asyncio.gather(*(self._shared(query, k) for query in queries))
-        return [[Hit(passage, 1 / rank) for rank, passage in enumerate(passages, 1)] for passages in found]
+        results = await asyncio.gather(*(self._shared(query, k) for query in queries))
+        return [[Hit(passage, 1 / rank) for rank, passage in enumerate(passages, 1)] for passages in results]
 
     async def get(self, id: str) -> Passage | None:  # noqa: A002
         return self._known.get(id)
@@ -303,5 +303,5 @@ def _passages(text: str | None) -> list[Passage] | None:
         return None
 
 
-def _several(value: Any) -> list[str]:
+def _several(value: object) -> list[str]:
     return [str(each) for each in value if each] if isinstance(value, list) else [str(value)] if value else []

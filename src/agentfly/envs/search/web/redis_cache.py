@@ -50,8 +50,8 @@ class RedisCache:
         return time.monotonic() >= self._until
 
     def get(self, key: str) -> str | None:
-        found = self._do("get", PREFIX + key)
-        return found if isinstance(found, str) else None
+        value = self._do("get", PREFIX + key)
+        return value if isinstance(value, str) else None
 
     def put(self, key: str, text: str) -> None:
         self._do("set", PREFIX + key, text, ex=self._ttl_s)
@@ -59,7 +59,7 @@ class RedisCache:
     def close(self) -> None:
         self._client.close()
 
-    def _do(self, command: str, *args: Any, **options: Any) -> Any:
+    def _do(self, command: str, *args: object, **options: object) -> Any:
         if not self.usable:
             return None
         try:

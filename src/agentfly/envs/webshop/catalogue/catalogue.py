@@ -69,8 +69,8 @@ class Catalogue:
             raise ConfigError(f"the catalogue {self.name!r} has no product {asin[:40]!r}") from None
 
     def price(self, asin: str) -> float:
-        found = self.prices.get(asin)
-        return price_of(self.product(asin), self.seed) if found is None else found
+        price = self.prices.get(asin)
+        return price_of(self.product(asin), self.seed) if price is None else price
 
     def goals(self, kind: GoalKind = "synthetic") -> Goals:
         """All goals of a kind, in the published order."""

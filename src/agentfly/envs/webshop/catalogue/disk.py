@@ -56,10 +56,10 @@ class ProductFile(Sequence[ShopProduct]):
             return [self[each] for each in range(*number.indices(len(self)))]
         number = range(len(self))[number]
         with self._lock:
-            found = self._kept.get(number)
-            if found is not None:
+            value = self._kept.get(number)
+            if value is not None:
                 self._kept.move_to_end(number)
-                return found
+                return value
         product = ShopProduct.from_dict(json.loads(self._text[self._starts[number] : self._starts[number + 1]]))
         with self._lock:
             self._kept[number] = product
@@ -135,12 +135,12 @@ def _companion(path: Path | None, wanted: set[str] | None, check: Callable[[Any]
     """The entries of the wanted products. Raises DataError for one that cannot be read."""
     if path is None:
         return None
-    found = {}
+    entries = {}
     for line, asin, value in read_map(path):
         if wanted is None or asin in wanted:
             try:
                 check(value)
             except BadRecord as error:
                 raise DataError(f"{path}: line {line}: product {asin[:40]}: {error}") from error
-            found[asin] = value
-    return found
+            entries[asin] = value
+    return entries

@@ -84,7 +84,7 @@ def read_row(task: Task) -> tuple[str, ShopGoal, bool | None]:
         raise ConfigError(f"task {task.id}: {error}") from error
 
 
-def _check_texts(name: str, values: Any) -> None:
+def _check_texts(name: str, values: object) -> None:
     """Raise TypeError unless `values` is a list of texts: a text would be taken for a list of letters."""
     if not isinstance(values, list | tuple) or not all(isinstance(value, str | int | float) for value in values):
         raise TypeError(f"its {name!r} must be texts, not {values!r:.40}")

@@ -69,10 +69,10 @@ class ProductIndex:
 
     def search(self, terms: Sequence[str], limit: int) -> list[int]:
         """The best documents that hold at least one term, at most `limit`."""
-        known = Counter(number for term in terms if (number := self.numbers.get(term)) is not None)
-        if not known:
+        counts = Counter(number for term in terms if (number := self.numbers.get(term)) is not None)
+        if not counts:
             return []
-        slices = [(slice(int(self.starts[n]), int(self.starts[n + 1])), count) for n, count in known.items()]
+        slices = [(slice(int(self.starts[n]), int(self.starts[n + 1])), count) for n, count in counts.items()]
         if sum(part.stop - part.start for part, _ in slices) < self.num_documents // 8:
             return self._few(slices, limit)
         scores = np.zeros(self.num_documents, dtype=np.float64)
@@ -82,9 +82,9 @@ class ProductIndex:
 
     def _few(self, slices: list[tuple[slice, int]], limit: int) -> list[int]:
         """The same for rare terms, without an array of the size of the catalogue."""
-        found = np.concatenate([self.documents[part] for part, _ in slices])
+        documents = np.concatenate([self.documents[part] for part, _ in slices])
         gains = np.concatenate([self.weights[part] * np.float32(count) for part, count in slices])
-        names, places = np.unique(found, return_inverse=True)
+        names, places = np.unique(documents, return_inverse=True)
         scores = np.bincount(places, weights=gains, minlength=len(names))
         return _best(scores.astype(np.float32), names, limit)
 

@@ -38,10 +38,10 @@ _MEASURE = re.compile(r"\d")
 
 def light(name: str) -> list[str]:
     """Nouns by simple rules; deterministic and fast."""
-    found = (word.lower() for word in _WORD.findall(name))
+    words = (word.lower() for word in _WORD.findall(name))
     return [
         word
-        for word in found
+        for word in words
         if len(word) > 1
         and word not in _CLOSED
         and not _MEASURE.search(word)

@@ -72,8 +72,8 @@ def read_record(record: Any, extra: Mapping[str, Any] | None = None, human: Any 
         raise BadRecord("it has no 'asin'")
     if asin == "nan" or len(asin) > MAX_ASIN:
         return None
-    known, instruction, wanted = read_extra(extra or {})
-    known = _texts(record, "Attributes") if known is None else known
+    attributes, instruction, wanted = read_extra(extra or {})
+    attributes = _texts(record, "Attributes") if attributes is None else attributes
     bullets = record.get("small_description")
     bullets = bullets if isinstance(bullets, list) else [bullets]
     return ShopProduct(
@@ -83,7 +83,7 @@ def read_record(record: Any, extra: Mapping[str, Any] | None = None, human: Any 
         bullets=tuple(str(bullet) for bullet in bullets if bullet is not None),
         pricing=_pricing(record.get("pricing")),
         options=_options(record),
-        attributes=("DUMMY_ATTR",) if known is None else known,
+        attributes=("DUMMY_ATTR",) if attributes is None else attributes,
         category=_text(record, "category"),
         query=_text(record, "query").lower().strip(),
         product_category=_text(record, "product_category"),
@@ -104,11 +104,11 @@ def read_extra(value: Any) -> tuple[tuple[str, ...] | None, str | None, tuple[st
     return _texts(value, "attributes"), instruction, _texts(value, "instruction_attributes") or ()
 
 
-def read_human(value: Any) -> tuple[Mapping[str, Any], ...]:
+def read_human(value: object) -> tuple[Mapping[str, Any], ...]:
     """An entry of `items_human_ins`: instructions that people wrote."""
     if not isinstance(value, list):
         raise BadRecord(f"human instructions are a list, not {value!r:.40}")
-    found = []
+    instructions = []
     for item in _whole(value):
         if not isinstance(item, Mapping) or not isinstance(item.get("instruction"), str):
             raise BadRecord("an entry of its human instructions has no 'instruction'")
@@ -118,11 +118,11 @@ def read_human(value: Any) -> tuple[Mapping[str, Any], ...]:
             raise BadRecord(f"its 'instruction_options' must be names and values, not {given!r:.40}")
         attributes = _texts(item, "instruction_attributes") or ()
         options: Any = dict(given) if named else list(_texts(item, "instruction_options") or ())
-        found.append({"instruction": item["instruction"], "attributes": list(attributes), "options": options})
-    return tuple(found)
+        instructions.append({"instruction": item["instruction"], "attributes": list(attributes), "options": options})
+    return tuple(instructions)
 
 
-def read_nouns(value: Any) -> list[str]:
+def read_nouns(value: object) -> list[str]:
     """An entry of `title_nouns`."""
     if not isinstance(value, list) or not all(isinstance(noun, str) for noun in value):
         raise BadRecord(f"nouns are a list of words, not {value!r:.40}")
@@ -165,15 +165,15 @@ def _options(record: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     given = record.get("customization_options") or {}
     if not isinstance(given, Mapping):
         raise BadRecord(f"its 'customization_options' must be an object, not {given!r:.40}")
-    found: dict[str, tuple[str, ...]] = {}
+    options: dict[str, tuple[str, ...]] = {}
     for name, contents in given.items():
         if contents is None:
             continue
         try:
-            found[name.lower()] = tuple(each["value"].strip().replace("/", " | ").lower() for each in contents)
+            options[name.lower()] = tuple(each["value"].strip().replace("/", " | ").lower() for each in contents)
         except (TypeError, KeyError, AttributeError) as error:
             raise BadRecord(f"its option {name!r} must be a list of objects with a 'value'") from error
-    return found
+    return options
 
 
 def _texts(record: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
@@ -186,7 +186,7 @@ def _texts(record: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
     return tuple(map(str, value))
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: object) -> Any:
     """The value without unpaired surrogates: JSON can contain them, UTF-8 files cannot."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "replace").decode()

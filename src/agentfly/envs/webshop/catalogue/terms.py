@@ -30,8 +30,8 @@ def terms(text: str) -> list[str]:
 
 def words(text: str) -> Iterator[str]:
     """The words in lower case, without possessives."""
-    for found in _WORD.findall(text):
-        word = found.lower()
+    for token in _WORD.findall(text):
+        word = token.lower()
         if len(word) > 2 and word[-1] == "s" and word[-2] in "'’＇":
             word = word[:-2]
         if _PLAIN.fullmatch(word) and len(word) <= MAX_WORD:

@@ -53,5 +53,5 @@ def _alike(edits: int, length: int) -> float:
 
 def _words(text: str) -> frozenset[str]:
     """Lower-case words of letters and digits. Latin-1 letters beyond ASCII are deleted, as in the original."""
-    kept = "".join(letter for letter in text if not 128 <= ord(letter) < 256)
-    return frozenset("".join(letter if letter.isalnum() else " " for letter in kept).lower().split())
+    latin = "".join(letter for letter in text if not 128 <= ord(letter) < 256)
+    return frozenset("".join(letter if letter.isalnum() else " " for letter in latin).lower().split())

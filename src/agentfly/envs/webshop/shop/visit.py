@@ -216,5 +216,5 @@ def read_action(action: str) -> tuple[str, str | None]:
     """`search[red mug]` to ("search", "red mug"); without brackets (action, None)."""
     if len(action) > MAX_ACTION:
         return action[:20], None
-    found = _ACTION.match(action)
-    return (found[1], found[2]) if found else (action, None)
+    match = _ACTION.match(action)
+    return (match[1], match[2]) if match else (action, None)
