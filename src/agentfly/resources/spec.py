@@ -276,11 +276,11 @@ def _with_placement(thing: Any, settings: Mapping[str, Any], who: str = "an envi
     if unknown := [name for name in settings if name not in SETTINGS and name not in OPTIONS]:
         raise ConfigError(f"{who} has no setting {unknown[0]!r}; known: {', '.join((*SETTINGS, *sorted(OPTIONS)))}")
     place = {name: value for name, value in settings.items() if name in OPTIONS}
-    found = {name: value for name, value in settings.items() if name not in OPTIONS}
-    same = isinstance(thing, Spec) and found.get("placement", thing.placement) == thing.placement
+    others = {name: value for name, value in settings.items() if name not in OPTIONS}
+    same = isinstance(thing, Spec) and others.get("placement", thing.placement) == thing.placement
     if place or (isinstance(thing, Spec) and not same):  # options of another placement are not kept
-        found["place"] = {**(thing.place if same else {}), **found.get("place", {}), **place}
-    return found
+        others["place"] = {**(thing.place if same else {}), **others.get("place", {}), **place}
+    return others
 
 
 def importable(spec: Spec) -> tuple[str, dict[str, Any]]:
