@@ -18,7 +18,6 @@ import inspect
 import json
 import os
 import sys
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -249,17 +248,13 @@ def run_serve(arguments: argparse.Namespace) -> int:
 
 
 def read_options(words: Sequence[str]) -> dict[str, Any]:
-    """`key=value` words as a dict. A value that is not TOML is text."""
-    options: dict[str, Any] = {}
+    """`key=value` words as a dict. Values are read as in the overrides of a config."""
+    from ..config import parse_override
+
     for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or not key.isidentifier():
+        if "=" not in word or not word.partition("=")[0].isidentifier():
             raise ConfigError(f"--option takes key=value, not {word!r}")
-        try:
-            options[key] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            options[key] = value
-    return options
+    return dict(map(parse_override, words))
 
 
 def add_check_tests(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

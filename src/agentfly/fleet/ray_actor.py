@@ -79,23 +79,23 @@ class NodeActor:
             "folder": self.folder,
         }
 
-    def beat(self, known: int, wait_s: float) -> dict[int, str]:
-        """How children ended, by their number. Returns at once if more than `known` have ended, else after `wait_s`."""
+    def beat(self, count: int, wait_s: float) -> dict[int, str]:
+        """How children ended, by their number. Returns at once if more than `count` have ended, else after `wait_s`."""
         with self.changed:
-            self.changed.wait_for(lambda: len(self.ended) > known, wait_s)
+            self.changed.wait_for(lambda: len(self.ended) > count, wait_s)
             return dict(self.ended)
 
     def start(self, number: int, words: list[str], environ: dict[str, str | None], stdin: bytes, log: str) -> int:
         """Start a child. "{life}" and "{parent}" in its words become the pipe's number and this process's. Returns its pid."""
         own = {"{life}": str(self.life[0]), "{parent}": str(os.getpid())}
         tie = [sys.executable, "-I", "-S", "-c", TIE, str(self.life[0])]
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        own_environ = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         path = os.path.join(self.folder, log or f"{number}.log")
         with open(path, "ab") as output:
             began = output.tell()
             popen = subprocess.Popen(
                 tie + [own.get(word, word) for word in words],
-                env={name: value for name, value in {**kept, **environ}.items() if value is not None},
+                env={name: value for name, value in {**own_environ, **environ}.items() if value is not None},
                 cwd=self.cwd,
                 stdin=subprocess.PIPE,
                 stdout=output,
@@ -139,10 +139,10 @@ class NodeActor:
         missing = []
         for name in modules:
             try:
-                found = importlib.util.find_spec(name) is not None
+                exists = importlib.util.find_spec(name) is not None
             except (ImportError, ValueError, AttributeError):
-                found = False
-            if not found:
+                exists = False
+            if not exists:
                 missing.append(name)
         return missing
 
@@ -163,9 +163,9 @@ class NodeActor:
 
     def ask_free_port(self, host: str = "") -> int:
         """A TCP port on which nothing listens now."""
-        with socket.socket() as found:
-            found.bind((host, 0))
-            return int(found.getsockname()[1])
+        with socket.socket() as listener:
+            listener.bind((host, 0))
+            return int(listener.getsockname()[1])
 
     def ask_tail(self, log: str) -> str:
         """The end of a child's log."""

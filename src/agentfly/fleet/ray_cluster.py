@@ -158,8 +158,8 @@ class Cluster:
             if self._closed.is_set():
                 raise EngineError("the connection to the Ray cluster is closed")
             if time.monotonic() > until:
-                told = f"; {last}" if last else ""
-                raise EngineError(f"no node had {share} free for {name} within {timeout_s:g} s: {rooms_of(self.nodes())}{told}")
+                why = f"; {last}" if last else ""
+                raise EngineError(f"no node had {share} free for {name} within {timeout_s:g} s: {rooms_of(self.nodes())}{why}")
             if reservation is None:
                 self._closed.wait(0.25)
 

@@ -46,8 +46,8 @@ class Claims:
     def most(self, names: Collection[str]) -> int:
         """How many chains can hold one of each of these kinds at the same time; at least 1."""
         key = (len(self._specs), frozenset(names))
-        found = self._most.get(key)
-        if found is None:
+        most = self._most.get(key)
+        if most is None:
             places = min((self._slots_of(name) for name in names), default=NO_LIMIT)
             if self._budget.limited and names:
 
@@ -55,8 +55,8 @@ class Claims:
                     return self._exceeds(dict.fromkeys(names, claims))
 
                 places = bisect.bisect_right(range(places + 1), False, key=exceeds) - 1
-            found = self._most[key] = max(1, places)
-        return found
+            most = self._most[key] = max(1, places)
+        return most
 
     async def take(self, lease: Lease, names: frozenset[str], deadline: float) -> None:
         """Wait until there is room for all of `names`, and claim it. `drop` gives it back.

@@ -408,8 +408,8 @@ class ResourceManager:
     def pids(self, kind: EnvKind) -> list[int]:
         """The worker processes of a kind."""
         pool = self._pools.get(self.name_of(kind))
-        found = (slot.instance.pid for slot in pool.slots) if pool is not None else ()
-        return sorted({pid for pid in found if pid is not None})
+        pids = (slot.instance.pid for slot in pool.slots) if pool is not None else ()
+        return sorted({pid for pid in pids if pid is not None})
 
     def holders(self) -> Mapping[str, list[str]]:
         """The kinds that each chain holds, by the name of the chain."""

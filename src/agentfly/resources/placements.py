@@ -150,24 +150,24 @@ OPTIONS = frozenset().union(*_NAMES.values())
 def read_placement(placement: str, options: Mapping[str, Any], who: str) -> PlacementOptions | None:
     """The checked options; None if the placement has none. Raises ConfigError, whose sentence begins with `who`."""
     if placement not in PLACEMENTS:
-        known = [name for name in PLACEMENTS if name != "hosts"]  # which no user sets
-        raise ConfigError(f"{who}: unknown placement {placement!r}; known: {', '.join(known)}")
+        choices = [name for name in PLACEMENTS if name != "hosts"]  # which no user sets
+        raise ConfigError(f"{who}: unknown placement {placement!r}; known: {', '.join(choices)}")
     cls: Any = PLACEMENTS[placement][1]
-    known = _NAMES[placement]
+    names = _NAMES[placement]
     for name in options:
-        if name not in known:
-            homes = [other for other, names in _NAMES.items() if name in names]
+        if name not in names:
+            homes = [other for other, theirs in _NAMES.items() if name in theirs]
             whose = f"; {', '.join(homes)} {'has' if len(homes) == 1 else 'have'} it" if homes else ""
-            has = f"has {', '.join(known)}" if known else "has no options"
+            has = f"has {', '.join(names)}" if names else "has no options"
             raise ConfigError(f"{who}: placement {placement!r} has no option {name!r} (it {has}){whose}")
     if cls is None:
         return None
     for each in fields(cls):
         if each.default is MISSING and each.name not in options:
             raise ConfigError(f"{who}: placement {placement!r} needs the option {each.name!r}")
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
     try:
-        made: PlacementOptions = cls(**given)
+        made: PlacementOptions = cls(**values)
         return made
     except ConfigError as error:
         raise ConfigError(f"{who}: {error}") from None

@@ -23,7 +23,7 @@ from .placements import OPTIONS, PlacementOptions, read_placement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one instance takes from its host: CPUs, memory, and how long it takes to start.
+    """What one instance takes from its machine: CPUs, memory, and how long it takes to start.
 
     If the budget is full and an idle instance has to make room for another kind, one with a small `start_s` is closed first.
     """
@@ -38,7 +38,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What the host can give to all kinds together. None is no limit."""
+    """What this machine can give to all kinds together. None is no limit."""
 
     cpu: float | None = setting(None, above=0)
     memory_mb: float | None = setting(None, above=0)
@@ -276,11 +276,11 @@ def _with_placement(thing: Any, settings: Mapping[str, Any], who: str = "an envi
     if unknown := [name for name in settings if name not in SETTINGS and name not in OPTIONS]:
         raise ConfigError(f"{who} has no setting {unknown[0]!r}; known: {', '.join((*SETTINGS, *sorted(OPTIONS)))}")
     place = {name: value for name, value in settings.items() if name in OPTIONS}
-    found = {name: value for name, value in settings.items() if name not in OPTIONS}
-    same = isinstance(thing, Spec) and found.get("placement", thing.placement) == thing.placement
+    others = {name: value for name, value in settings.items() if name not in OPTIONS}
+    same = isinstance(thing, Spec) and others.get("placement", thing.placement) == thing.placement
     if place or (isinstance(thing, Spec) and not same):  # options of another placement are not kept
-        found["place"] = {**(thing.place if same else {}), **found.get("place", {}), **place}
-    return found
+        others["place"] = {**(thing.place if same else {}), **others.get("place", {}), **place}
+    return others
 
 
 def importable(spec: Spec) -> tuple[str, dict[str, Any]]:

@@ -62,11 +62,11 @@ def bundle_of(spec: Spec, visible: tuple[str, ...] = ()) -> Bundle:
 
 def _top_of(first: str) -> str:
     """The folder of a package, or the file of a module."""
-    found = importlib.util.find_spec(first)
-    if found is not None and found.submodule_search_locations:
-        return os.path.abspath(next(iter(found.submodule_search_locations)))
-    if found is not None and found.origin and os.path.isfile(found.origin):
-        return os.path.abspath(found.origin)
+    module = importlib.util.find_spec(first)
+    if module is not None and module.submodule_search_locations:
+        return os.path.abspath(next(iter(module.submodule_search_locations)))
+    if module is not None and module.origin and os.path.isfile(module.origin):
+        return os.path.abspath(module.origin)
     raise ConfigError(f"the file of the module {first!r} cannot be found: put it into a file")
 
 

@@ -232,8 +232,8 @@ def reap_processes() -> int:
             continue
         with contextlib.suppress(OSError):
             with open(f"/proc/{name}/environ", "rb") as file:
-                found = file.read().split(b"\0")
-            owners = [word.partition(b"=")[2].decode() for word in found if word.startswith(f"{VARIABLE}=".encode())]
+                variables = file.read().split(b"\0")
+            owners = [word.partition(b"=")[2].decode() for word in variables if word.startswith(f"{VARIABLE}=".encode())]
             if owners and is_dead(owners[0]):
                 os.kill(int(name), signal.SIGKILL)
                 count += 1
@@ -242,13 +242,13 @@ def reap_processes() -> int:
 
 def find_enroot() -> str:
     """The path of the command. Raises ConfigError if it is not installed."""
-    found = shutil.which("enroot")
-    if found is None:
+    path = shutil.which("enroot")
+    if path is None:
         raise ConfigError(
             "enroot is not installed here (no such command): install it, use engine = 'docker', or placement = 'sandbox', "
             "which needs neither"
         )
-    return found
+    return path
 
 
 class ContainerBackend(RemoteBackend):

@@ -131,8 +131,8 @@ class Docker:
 
     async def labelled(self, label: str) -> list[tuple[str, str, str]]:
         """The id, the label's value and the state of every container that has the label."""
-        found = await self.call("GET", "/containers/json", {"all": "true", "filters": json.dumps({"label": [label]})})
-        return [(row["Id"], row.get("Labels", {}).get(label, ""), row.get("State", "")) for row in found or ()]
+        rows = await self.call("GET", "/containers/json", {"all": "true", "filters": json.dumps({"label": [label]})})
+        return [(row["Id"], row.get("Labels", {}).get(label, ""), row.get("State", "")) for row in rows or ()]
 
 
 class Streams:

@@ -176,10 +176,10 @@ class Spawner:
 
 def _environment(directory: Path, number: int, channel: int, pass_env: Sequence[str]) -> dict[str, str]:
     """A worker's variables. One thread per numeric library keeps many workers cheap."""
-    kept = {name: os.environ[name] for name in (*HARMLESS, *pass_env) if name in os.environ}
-    threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL") if f"{library}_NUM_THREADS" not in kept}
+    passed = {name: os.environ[name] for name in (*HARMLESS, *pass_env) if name in os.environ}
+    threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
     ours = {"TMPDIR": str(directory), "AGENTFLY_WORKER": str(number), "AGENTFLY_CHANNEL": str(channel)}
-    return {**threads, **kept, **ours}
+    return {**threads, **passed, **ours}
 
 
 def make_locked_folder(prefix: str) -> tuple[Path, int]:

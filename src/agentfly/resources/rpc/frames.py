@@ -148,7 +148,7 @@ class FrameReader:
         """The decoded bodies of the frames that are complete."""
         buffer = self._buffer
         buffer += data
-        found: list[Any] = []
+        values: list[Any] = []
         start = 0
         try:
             while len(buffer) - start >= HEADER.size:
@@ -158,18 +158,18 @@ class FrameReader:
                 end = start + HEADER.size + length
                 if len(buffer) < end:
                     break
-                if self._limits.at_once is not None and len(found) == self._limits.at_once:
-                    raise BadFrame(f"more than {len(found)} frames at once")
+                if self._limits.at_once is not None and len(values) == self._limits.at_once:
+                    raise BadFrame(f"more than {len(values)} frames at once")
                 body = buffer[start + HEADER.size : end]
                 if self._limits.values is not None:
                     codec.check_values(body, self._limits.values)
-                found.append(codec.decode(body))
+                values.append(codec.decode(body))
                 start = end
         except codec.NotDecodable as error:
             raise BadFrame(str(error)) from None
         if start:
             del buffer[:start]
-        return found
+        return values
 
 
 def _check_call(value: Any) -> Call:

@@ -78,24 +78,24 @@ class InstanceServer(asyncio.Protocol):
     def handle(self, call: Call) -> None:
         if call.method == NEW:
             thread = None if self.hello["per_process"] == 1 else WorkerThread(f"instance-{call.instance}")
-            instance = self.instances[call.instance] = ServedInstance.make(self.hello["target"].rpartition(":")[2], thread)
-            self.dispatch(call.id, instance, partial(self.build, instance), False)
+            made = self.instances[call.instance] = ServedInstance.make(self.hello["target"].rpartition(":")[2], thread)
+            self.dispatch(call.id, made, partial(self.build, made), False)
             return
-        found = self.instances.get(call.instance)
-        if found is None:
+        instance = self.instances.get(call.instance)
+        if instance is None:
             self.reply(call.id, None, WorldError("the environment is closed"))
         elif call.method == DROP:
-            self.drop(call.id, call.instance, found)
+            self.drop(call.id, call.instance, instance)
         elif call.method == GET:
-            self.dispatch(call.id, found, partial(getattr, found.env, *call.args), False)
+            self.dispatch(call.id, instance, partial(getattr, instance.env, *call.args), False)
         else:
             try:
-                function = getattr(found.env, call.method)
+                function = getattr(instance.env, call.method)
             except AttributeError as error:
                 self.reply(call.id, None, error)
                 return
             is_async = inspect.iscoroutinefunction(function)
-            self.dispatch(call.id, found, partial(function, *call.args, **call.kwargs), is_async)
+            self.dispatch(call.id, instance, partial(function, *call.args, **call.kwargs), is_async)
 
     def build(self, instance: ServedInstance) -> None:
         if self.make is None:
