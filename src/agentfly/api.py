@@ -147,8 +147,10 @@ def train_here(job: TrainJob, resume: str | Path | None, progress: Progress, ran
 
 def kept(directory: Path | None) -> str:
     """Returns what a run that ends now leaves behind, as a sentence."""
-    found = list_checkpoints(directory / "checkpoints") if directory is not None else []
-    return f"the newest checkpoint is {found[-1]}" if found else "there is no checkpoint yet: the same command starts again"
+    checkpoints = list_checkpoints(directory / "checkpoints") if directory is not None else []
+    if checkpoints:
+        return f"the newest checkpoint is {checkpoints[-1]}"
+    return "there is no checkpoint yet: the same command starts again"
 
 
 def config_for(agent: BaseAgent, data: Any, settings: Mapping[str, Any]) -> Config:
@@ -180,11 +182,11 @@ def full_key(name: str) -> str:
     every = [key for key, *_ in keys()]
     if "." in name or name in every or any(key.startswith(f"{name}.") for key in every):
         return name
-    found = [key for key in every if key.rpartition(".")[2] == name and not key.startswith("warm_start.")]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ConfigError(f"{name!r} could mean {' or '.join(found)}: write one of them")
+    matches = [key for key in every if key.rpartition(".")[2] == name and not key.startswith("warm_start.")]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise ConfigError(f"{name!r} could mean {' or '.join(matches)}: write one of them")
     return name
 
 

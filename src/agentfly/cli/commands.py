@@ -97,10 +97,10 @@ def _key_hint(arguments: argparse.Namespace, word: str) -> str:
     from ..config import keys
 
     name = word.lstrip("-").partition("=")[0].replace("-", "_")
-    found = [key for key, *_ in keys() if name in (key, key.rpartition(".")[2]) and not key.startswith("warm_start.")]
-    if not word.startswith("--") or not found or not hasattr(arguments, "overrides"):
+    matches = [key for key, *_ in keys() if name in (key, key.rpartition(".")[2]) and not key.startswith("warm_start.")]
+    if not word.startswith("--") or not matches or not hasattr(arguments, "overrides"):
         return ""
-    return "; a config key is written without dashes: " + " or ".join(f"{key}=VALUE" for key in found[:3])
+    return "; a config key is written without dashes: " + " or ".join(f"{key}=VALUE" for key in matches[:3])
 
 
 def make_parser() -> argparse.ArgumentParser:

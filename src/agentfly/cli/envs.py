@@ -96,8 +96,8 @@ def _verb(verbs: Any, name: str, text: str) -> argparse.ArgumentParser:
 
 def _name(arguments: argparse.Namespace) -> str:
     if arguments.name is None:
-        known = ", ".join(plugins.names("envs"))
-        raise ConfigError(f"agentfly envs {arguments.verb} needs a name: {known}, or module:Class")
+        names = ", ".join(plugins.names("envs"))
+        raise ConfigError(f"agentfly envs {arguments.verb} needs a name: {names}, or module:Class")
     return str(arguments.name)
 
 
@@ -112,12 +112,12 @@ def run_list(arguments: argparse.Namespace) -> int:
 
     worlds = [describe_world(name) for name in plugins.names("envs")]
     if getattr(arguments, "json", False):
-        found = [
+        worlds_json = [
             {"name": w.name, "summary": w.summary, "tasks": list(w.tasks), "tools": list(w.tools), "needs": w.needs,
              "problem": w.problem}
             for w in worlds
         ]  # fmt: skip
-        print(json.dumps(found, indent=1, default=str))
+        print(json.dumps(worlds_json, indent=1, default=str))
         return 0
     width = max((len(world.name) for world in worlds), default=0)
     for world in worlds:
@@ -139,19 +139,19 @@ def run_check(arguments: argparse.Namespace) -> int:
 
     world = _world(arguments)
     check_usable(world)
-    told = world.conformance()
-    known = list(inspect.signature(check_env).parameters)[1:]
-    if unknown := [name for name in told if name not in known]:
+    settings = world.conformance()
+    accepted = list(inspect.signature(check_env).parameters)[1:]
+    if unknown := [name for name in settings if name not in accepted]:
         raise ConfigError(
-            f"{world.name}: conformance() returns {unknown[0]!r}, which check_env does not take: it takes {', '.join(known)}"
+            f"{world.name}: conformance() returns {unknown[0]!r}, which check_env does not take: it takes {', '.join(accepted)}"
         )
     if arguments.tasks is not None:
         rows = read_rows(arguments.tasks)[: arguments.count] if is_file_name(arguments.tasks) else []
         bare = rows and not any({"question", "messages"} & set(row) for row in rows)  # an environment needs no question
-        told["tasks"] = as_tasks(rows) if bare else load_tasks(arguments.tasks, split="train", count=arguments.count)
-    report = check_env(arguments.name, **told)
+        settings["tasks"] = as_tasks(rows) if bare else load_tasks(arguments.tasks, split="train", count=arguments.count)
+    report = check_env(arguments.name, **settings)
     print(report)
-    if missing := [name for name in ("tasks", "actions", "solver") if name not in told]:
+    if missing := [name for name in ("tasks", "actions", "solver") if name not in settings]:
         print(
             f"\nTo check more, say {' and '.join(missing)} in a static method `conformance()` of "
             f"{world.name.rpartition(':')[2]}; it returns the arguments of `agentfly.check_env`, as in\n{EXAMPLE}"

@@ -220,10 +220,10 @@ def print_profile(console: Console, directory: Path, sampler: StackSampler | Non
             json.dumps(profile.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8"
         )
         sampler.write(directory / "profile.txt")
-        told = f"written: {directory / 'profile.json'}, {directory / 'profile.txt'}"
+        sentence = f"written: {directory / 'profile.json'}, {directory / 'profile.txt'}"
     except OSError as error:
-        told = f"the profile cannot be written to {directory}: {error.strerror}"
-    console.print(told, highlight=False, soft_wrap=True)
+        sentence = f"the profile cannot be written to {directory}: {error.strerror}"
+    console.print(sentence, highlight=False, soft_wrap=True)
 
 
 def print_result(console: Console, config: Config, result: TrainResult, sampler: StackSampler | None) -> None:

@@ -33,9 +33,9 @@ class Take:
         self._places: Tensor | None = None
         self._sums: dict[torch.dtype, Tensor] = {}
         if device.type == "cpu":
-            kept = np.arange(len(index)) if real is None else np.flatnonzero(real)
-            kept = kept[np.argsort(index[kept], kind="stable")]
-            self._places = torch.from_numpy(np.stack([index[kept], kept]))
+            order = np.arange(len(index)) if real is None else np.flatnonzero(real)
+            order = order[np.argsort(index[order], kind="stable")]
+            self._places = torch.from_numpy(np.stack([index[order], order]))
 
     def __call__(self, tensor: Tensor) -> Tensor:
         function: Any = _Take

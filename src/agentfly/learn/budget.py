@@ -165,10 +165,10 @@ class TokenBudget:
         while left:
             done: set[int] = set()
             for batch in divide(left):
-                found = self._try(score, batch)
-                if found is None:
+                scores = self._try(score, batch)
+                if scores is None:
                     break
-                yield batch, found
+                yield batch, scores
                 done.update(batch.rows)
             left = [row for row in left if row not in done]
 

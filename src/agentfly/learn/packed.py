@@ -150,16 +150,16 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, sca
     """The public function for the same kernel, adapted to the signature of the installed torch."""
     from torch.nn.attention.varlen import varlen_attn
 
-    known = inspect.signature(varlen_attn).parameters
+    parameters = inspect.signature(varlen_attn).parameters
     options: dict[str, Any] = {} if scale is None else {"scale": scale}
-    if "window_size" in known:
+    if "window_size" in parameters:
         options["window_size"] = (-1 if window is None else window - 1, 0)
     elif window is None or window >= layout.longest_key:
         options["is_causal"] = True
     else:
         return _bucketed(query, key, value, layout, scale, window)
     if query.shape[1] != key.shape[1]:
-        if "enable_gqa" in known:
+        if "enable_gqa" in parameters:
             options["enable_gqa"] = True
         else:
             times = query.shape[1] // key.shape[1]

@@ -54,7 +54,7 @@ def rows_of_chains(trajectories: Sequence[Trajectory]) -> list[list[Sample]]:
         [reward for chain in segments for segment in chain for reward in segment.rewards]
     )[with_reply]
     advantages = np.zeros(len(ids))
-    found, at = [], 0
+    rows_by_chain, at = [], 0
     for trajectory, chain in zip(trajectories, segments, strict=True):
         group = f"{trajectory.task.id}#{trajectory.draw}" if trajectory.draw else trajectory.task.id
         rows = []
@@ -66,8 +66,8 @@ def rows_of_chains(trajectories: Sequence[Trajectory]) -> list[list[Sample]]:
                 group=group, trajectory=trajectory.id,
             )  # fmt: skip
             rows.append(row)
-        found.append(rows)
-    return found
+        rows_by_chain.append(rows)
+    return rows_by_chain
 
 
 def row_of(parts: Sequence[tuple[Sequence[int], Sequence[int], Sequence[float]]]) -> Sample:
@@ -114,7 +114,7 @@ def _segments(trajectory: Trajectory) -> list[_Segment]:
         return []
     rewards, turns = _place_rewards(trajectory), trajectory.turns
     begins = [number for number, turn in enumerate(turns) if turn.restarts or not number]
-    found = []
+    segments = []
     for begin, stop in pairwise([*begins, len(turns)]):
         while stop > begin and not len(turns[stop - 1].completion.token_ids):
             stop -= 1  # later context predicts nothing
@@ -125,8 +125,8 @@ def _segments(trajectory: Trajectory) -> list[_Segment]:
         if not len(first.context_ids):
             raise InvariantError(f"chain {trajectory.id!r} has a row that begins with a sampled token, which nothing predicts")
         size = sum(len(turn.context_ids) + len(turn.completion.token_ids) for turn in own)
-        found.append(_Segment(own, rewards[begin:stop], size))
-    return found
+        segments.append(_Segment(own, rewards[begin:stop], size))
+    return segments
 
 
 def _place_rewards(trajectory: Trajectory) -> list[float]:
@@ -207,17 +207,17 @@ def check_chains(trajectories: Sequence[Trajectory], rows: Sequence[Sequence[Sam
 def _as_sampled(trajectories: Sequence[Trajectory], rows: Sequence[Sequence[Sample]]) -> bool:
     if any(trajectory.trainable and not own for trajectory, own in zip(trajectories, rows, strict=True)):
         return False
-    kept = [trajectory for trajectory, own in zip(trajectories, rows, strict=True) if own]
-    if not kept:
+    trained = [trajectory for trajectory, own in zip(trajectories, rows, strict=True) if own]
+    if not trained:
         return True
     every = [row for own in rows for row in own]
     mask = np.concatenate([row.mask for row in every])
     # Tokens that moved to the chain before or after their own are seen by the counts alone.
     ends = np.cumsum([sum(len(row.mask) for row in own) for own in rows if own])
     counts = np.diff(np.cumsum(mask)[ends - 1], prepend=0)
-    if counts.tolist() != [trajectory.num_sampled for trajectory in kept]:
+    if counts.tolist() != [trajectory.num_sampled for trajectory in trained]:
         return False
-    replies = [turn.completion for trajectory in kept for turn in trajectory.turns]
+    replies = [turn.completion for trajectory in trained for turn in trajectory.turns]
     ids, versions = (np.concatenate([getattr(row, name) for row in every])[mask] for name in ("token_ids", "versions"))
     logprobs = np.concatenate([row.logprobs for row in every])[mask]
     return bool(

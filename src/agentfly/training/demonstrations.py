@@ -47,14 +47,14 @@ def demo_samples(rows: Sequence[Any] | Mapping[int, Any], agent: BaseAgent) -> l
     renderer = agent.renderer
     assert renderer is not None
     limit = make_plan(agent).limits.max_context
-    found: list[Sample] = []
+    all_samples: list[Sample] = []
     for index, row in rows.items() if isinstance(rows, Mapping) else enumerate(rows):
         samples = to_samples(to_trajectory(row, index, agent, renderer, agent.schemas))
         longest = max(len(sample.token_ids) for sample in samples)
         if longest > limit:
             raise DataError(f"row {index}: the demonstration has {longest} tokens, but the context holds {limit}")
-        found += samples
-    return found
+        all_samples += samples
+    return all_samples
 
 
 def to_trajectory(row: Any, index: int, agent: BaseAgent, renderer: Any, schemas: Sequence[Any]) -> Trajectory:
@@ -94,9 +94,9 @@ def _write(
     reply: Message, where: str, before: Sequence[Message], agent: BaseAgent, renderer: Any, schemas: Sequence[Any]
 ) -> Completion:
     """The reply as a completion that the agent reads as the same calls. Raises DataError."""
-    known = {"parser": parser} if reply.tool_calls and (parser := getattr(agent, "parser", None)) else {}
+    options = {"parser": parser} if reply.tool_calls and (parser := getattr(agent, "parser", None)) else {}
     try:
-        text, ids = renderer.write_reply(before, reply, schemas, **known)
+        text, ids = renderer.write_reply(before, reply, schemas, **options)
     except ConfigError as error:
         raise DataError(f"{where}: {error}") from error
     completion = Completion(text=text, token_ids=ids, logprobs=[0.0] * len(ids), versions=[0] * len(ids))

@@ -76,9 +76,9 @@ class Evaluation(Displayed):
         if any(trajectory.scored for trajectory in self.trajectories):
             return
         ends = Counter(trajectory.outcome.value for trajectory in self.trajectories)
-        told = ", ".join(f"{count} {outcome}" for outcome, count in ends.most_common())
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in ends.most_common())
         why = next((trajectory.error for trajectory in self.trajectories if trajectory.error), None)
-        raise RolloutError(f"no chain has a score ({told})" + (f"; the first error: {why}" if why else ""))
+        raise RolloutError(f"no chain has a score ({counts})" + (f"; the first error: {why}" if why else ""))
 
 
 async def validate(

@@ -234,15 +234,15 @@ class Probe:
 
         Where replies begin alike, each token counts once.
         """
-        found: dict[tuple[int, ...], Moved] = {}
+        moved: dict[tuple[int, ...], Moved] = {}
         for reply, new, (ids, old) in zip(replies, own, self._before, strict=False):
             for at, (sampled, after, before) in enumerate(zip(reply.logprobs, new, old, strict=False)):
                 beginning = tuple(reply.token_ids[: at + 1])
                 if beginning != tuple(ids[: at + 1]):
                     break
-                found.setdefault(beginning, Moved(sampled, after, before))
+                moved.setdefault(beginning, Moved(sampled, after, before))
         self._before = [(list(reply.token_ids), list(scores)) for reply, scores in zip(replies, own, strict=True)]
-        return list(found.values())
+        return list(moved.values())
 
     async def close(self) -> None:
         """Cancel requests that are under way."""

@@ -125,16 +125,16 @@ def without_effect(config: Config, chain_timeout_s: float | None = None, exact: 
         ("rollout.turn_timeout_s", (rollout.turn_timeout_s or 0.0) >= chain_s, "agent.chain_timeout_s ends the chain first"),
         ("data.holdout", config.data.validation is not None, "data.validation names the held-out rows"),
     )  # fmt: skip
-    found = []
+    sentences = []
     for names, idle, why in rules:
         given = [name for name in names.split() if _is_given(config, name)]
         if idle and given:
-            found.append(f"{' and '.join(given)} cannot act: {why}, or remove it")
+            sentences.append(f"{' and '.join(given)} cannot act: {why}, or remove it")
     if algorithm.needs_group and not config.sampling.temperature:
-        found.append("sampling.temperature = 0 draws the same chain for all siblings of a task: nothing can be compared")
+        sentences.append("sampling.temperature = 0 draws the same chain for all siblings of a task: nothing can be compared")
     if algorithm.needs_critic and (train.critic_warmup_steps or 0) >= train.steps:
-        found.append("train.critic_warmup_steps is the whole run: the policy is never trained")
-    return found
+        sentences.append("train.critic_warmup_steps is the whole run: the policy is never trained")
+    return sentences
 
 
 def _is_given(config: Config, name: str) -> bool:

@@ -89,8 +89,8 @@ class Ledger:
 
     def take_checked(self) -> dict[str, tuple[bool, float | None, float | None]]:
         """Returns `checked`, and begins a new step."""
-        found, self.checked = self.checked, {}
-        return found
+        checked, self.checked = self.checked, {}
+        return checked
 
     def _note(self, name: str, ok: bool, value: float | None = None, bound: float | None = None) -> bool:
         """Note a check. Returns whether it holds; a check that failed once in a step stays failed."""
@@ -217,8 +217,8 @@ class Ledger:
             )
         if self.max_lag == 0:  # the gap of the chains themselves tells more
             return metrics
-        told = "the engine's and the learner's log-probs of a probe differ"
-        self._check_gap("probe_gap", gap, told, "The weights were not changed")
+        sentence = "the engine's and the learner's log-probs of a probe differ"
+        self._check_gap("probe_gap", gap, sentence, "The weights were not changed")
         return metrics | {"ledger/probe_gap": gap}
 
     def _check_drawn(self, fit: TokenFit, rows: Sequence[Sample]) -> dict[str, float]:
@@ -266,9 +266,9 @@ class Ledger:
     def _check_versions(self, chains: Sequence[Trajectory], version: int) -> None:
         lags, problem = [0], None
         for trajectory in chains:
-            lag, found = _examine_versions(trajectory, version, self.max_lag)
+            lag, wrong = _examine_versions(trajectory, version, self.max_lag)
             lags.append(lag)
-            problem = problem or found
+            problem = problem or wrong
         if not self._note("lag", problem is None, max(lags), self.max_lag):
             raise InvariantError(problem)
         scored = [chain.id for chain in chains if _failed(chain) and chain.reward is not None]
@@ -299,8 +299,8 @@ def _examine_versions(trajectory: Trajectory, version: int, max_lag: int | None)
         return version - oldest, None
     wrong = newest if newest > version else oldest
     allowed = f" and rollout.max_lag is {max_lag}" if max_lag else ""
-    told = f"chain {trajectory.id} holds tokens of version {wrong}, but the weights are at {version}{allowed}"
-    return version - oldest, told
+    sentence = f"chain {trajectory.id} holds tokens of version {wrong}, but the weights are at {version}{allowed}"
+    return version - oldest, sentence
 
 
 def _failed(trajectory: Trajectory) -> bool:

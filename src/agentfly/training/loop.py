@@ -275,8 +275,8 @@ class Trainer:
             await self.saver.save_last(self.step, self._state())
         else:
             await self.saver.wait()
-            kept = f"the newest checkpoint is {self.saver.newest}" if self.saver.newest else "there is no checkpoint"
-            self.observe.note(f"step {self.step + 1} failed after its update had begun, so it is not saved; {kept}.")
+            newest = f"the newest checkpoint is {self.saver.newest}" if self.saver.newest else "there is no checkpoint"
+            self.observe.note(f"step {self.step + 1} failed after its update had begun, so it is not saved; {newest}.")
         self.result.checkpoint = self.saver.newest
 
     @asynccontextmanager

@@ -151,15 +151,15 @@ def _files_of(tokenizer: Any) -> dict[str, bytes]:
 
 def available_memory() -> int:
     """Returns the bytes of memory that can be allocated: of the machine, and of the container if it has a limit."""
-    found = [sys.maxsize]
+    limits = [sys.maxsize]
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        found.append(int(lines["MemAvailable"].split()[0]) * 1024)
+        limits.append(int(lines["MemAvailable"].split()[0]) * 1024)
         cgroup = Path("/sys/fs/cgroup")
-        found.append(int((cgroup / "memory.max").read_text()) - int((cgroup / "memory.current").read_text()))
+        limits.append(int((cgroup / "memory.max").read_text()) - int((cgroup / "memory.current").read_text()))
     except (OSError, KeyError, ValueError):
-        return min(found)  # no Linux, no limit ("max"), or another layout
-    return min(found)
+        return min(limits)  # no Linux, no limit ("max"), or another layout
+    return min(limits)
 
 
 async def finish(task: asyncio.Future[Any]) -> Any:

@@ -77,9 +77,9 @@ def resume(parts: RunParts, checkpoint: Path) -> Start:
         opening = dict(state.get("opening", {}))
         restore_random_state(state["random"])
     except (KeyError, ValueError, TypeError, IndexError, AttributeError, RuntimeError) as error:
-        told = (str(error).splitlines() or [type(error).__name__])[-1].strip()
+        reason = (str(error).splitlines() or [type(error).__name__])[-1].strip()
         raise ConfigError(
-            f"{checkpoint} does not fit this run ({told}): resume with the model and config it was saved with"
+            f"{checkpoint} does not fit this run ({reason}): resume with the model and config it was saved with"
         ) from error
     recorded = _restore_records(parts, step)
     same_validation = state.get("validation") in (None, fingerprint(parts.validation_tasks))

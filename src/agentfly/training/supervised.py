@@ -110,8 +110,8 @@ def _demonstrations(config: Config, agent: BaseAgent) -> tuple[list[Sample], lis
     if data.validation is not None:
         held = demo_rows(data.validation, data.validated, config.seed + 1)
     else:
-        kept, last = split_rows(list(enumerate(rows)), data.holdout, config.seed)
-        return demo_samples(dict(kept), agent), demo_samples(dict(last[: data.validated]), agent)
+        first, last = split_rows(list(enumerate(rows)), data.holdout, config.seed)
+        return demo_samples(dict(first), agent), demo_samples(dict(last[: data.validated]), agent)
     return demo_samples(rows, agent), demo_samples(held[: data.validated], agent)
 
 

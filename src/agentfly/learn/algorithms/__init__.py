@@ -211,18 +211,18 @@ def find_algorithm(name: str | Algorithm) -> Algorithm:
         )
     if name not in plugins.names("algorithms"):
         name = ALIASES.get(name.lower(), name.lower() if name.lower() in ALGORITHMS else name)
-    found = plugins.resolve("algorithms", name)
-    if not isinstance(found, Algorithm):
-        raise ConfigError(f"algorithm {name!r} is {type(found).__name__}, not an agentfly.learn.algorithms.Algorithm")
-    return found
+    resolved = plugins.resolve("algorithms", name)
+    if not isinstance(resolved, Algorithm):
+        raise ConfigError(f"algorithm {name!r} is {type(resolved).__name__}, not an agentfly.learn.algorithms.Algorithm")
+    return resolved
 
 
 def canonical(given: str | Algorithm) -> str | Algorithm:
     """Returns how a config keeps an algorithm: a name that finds the same object in another process, else the object."""
-    found = find_algorithm(given)
-    if ALGORITHMS.get(found.name) is found:
-        return found.name
-    return found if isinstance(given, Algorithm) or plugins.is_registered("algorithms", given) else given
+    resolved = find_algorithm(given)
+    if ALGORITHMS.get(resolved.name) is resolved:
+        return resolved.name
+    return resolved if isinstance(given, Algorithm) or plugins.is_registered("algorithms", given) else given
 
 
 def reference_of(algorithm: str | Algorithm) -> str:

@@ -70,9 +70,9 @@ def gigpo_turns(
     for chain, seen in enumerate(states):
         for turn, state in enumerate(seen):
             places.setdefault(state, []).append((chain, turn))
-    for found in places.values():
-        compared = grpo([float(result[chain][turn]) for chain, turn in found], normalize_std=normalize_std)
-        for (chain, turn), advantage in zip(found, compared, strict=True):
+    for visits in places.values():
+        compared = grpo([float(result[chain][turn]) for chain, turn in visits], normalize_std=normalize_std)
+        for (chain, turn), advantage in zip(visits, compared, strict=True):
             result[chain][turn] = advantage
     return result
 

@@ -58,10 +58,10 @@ class Chains:
     @property
     def members(self) -> list[list[int]]:
         """The chains of each group."""
-        found: dict[int, list[int]] = {}
+        by_group: dict[int, list[int]] = {}
         for chain, group in enumerate(self.groups):
-            found.setdefault(group, []).append(chain)
-        return list(found.values())
+            by_group.setdefault(group, []).append(chain)
+        return list(by_group.values())
 
     @property
     def totals(self) -> TokenValues:
@@ -188,14 +188,14 @@ class Algorithm:
     reads: frozenset[str] = ALWAYS
 
     def __post_init__(self) -> None:
-        known = {f.name for f in fields(LossSettings)} - {"options"}
+        names_of_settings = {f.name for f in fields(LossSettings)} - {"options"}
         if not isinstance(self.name, str) or not self.name.strip():
             raise ConfigError(f"an algorithm needs a name, not {self.name!r}")
         for what, function in (("credit", self.credit), ("loss", self.loss or len)):
             if not callable(function):
                 raise ConfigError(f"the algorithm {self.name!r}: {what} must be a function, not {function!r}")
         for what, names in (("reads", self.reads), ("defaults", self.defaults)):
-            if unknown := sorted(set(names) - known):
+            if unknown := sorted(set(names) - names_of_settings):
                 raise ConfigError(f"the algorithm {self.name!r}: {what} names {unknown[0]!r}, which is no key of [loss]")
         if self.loss_scope not in ("token", "chain", "minibatch"):
             raise ConfigError(f"the algorithm {self.name!r}: loss_scope is token, chain or minibatch, not {self.loss_scope!r}")
@@ -210,11 +210,11 @@ class Algorithm:
     def settings(self, given: Mapping[str, Any] | None = None) -> LossSettings:
         """Returns the settings from the user's keys. Raises ConfigError for a key that is unknown or has no effect."""
         given = dict(given or {})
-        known = [f.name for f in fields(LossSettings)]
+        names = [f.name for f in fields(LossSettings)]
         for key in given:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}."
+            if key not in names:
+                near = difflib.get_close_matches(key, names, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}."
                 raise ConfigError(f"loss has no setting {key!r}; {config_hint(f'loss.{key}') or hint}")
             if key not in self.reads | _OF_LEARNER:
                 raise ConfigError(f"{self.name} does not use loss.{key}: remove it (it reads {', '.join(sorted(self.reads))})")

@@ -91,12 +91,12 @@ class _Chain:
 
 def replay(rules: Rules, stored: Sequence[StoredChain], *, groups: int, chains: int, step: int, version: int) -> Step:
     """Compute one step again. `groups` and `chains` count those of the step, `version` is that of the weights before it."""
-    found, made = Step(), [_arrays(each.trajectory, version, rules.recomputes) for each in stored]
+    result, made = Step(), [_arrays(each.trajectory, version, rules.recomputes) for each in stored]
     inside = [_inside(rules, each.trajectory, chain) for each, chain in zip(stored, made, strict=True)]
     factor = rules.optim.lr_factor(step - 1)
     lags = np.concatenate([np.zeros(0), *(chain.lags[keep] for chain, keep in zip(made, inside, strict=True))])
     num_rows = sum(int(chain.rows.max()) + 1 for chain in made)
-    found.metrics = {
+    result.metrics = {
         "train/lr": rules.optim.lr_of(0, False) * factor,
         "train/samples": float(num_rows),
         "train/tokens": float(sum(len(chain.lags) for chain in made)),
@@ -108,20 +108,20 @@ def replay(rules: Rules, stored: Sequence[StoredChain], *, groups: int, chains: 
         "train/skipped": 1.0,
     }
     if len(lags):
-        found.metrics |= {"train/lag_mean": float(lags.mean()), "train/lag_max": float(lags.max())}
+        result.metrics |= {"train/lag_mean": float(lags.mean()), "train/lag_max": float(lags.max())}
     if not made:
-        return found
-    credit = _credit(rules, stored, made, found)
-    found.advantages = credit.advantages
+        return result
+    credit = _credit(rules, stored, made, result)
+    result.advantages = credit.advantages
     taught = [(values != 0) & keep for values, keep in zip(credit.advantages, inside, strict=True)]
     with_signal = {each.group for each, flags in zip(stored, taught, strict=True) if flags.any()}
-    found.metrics["train/zero_advantage_groups"] = float(groups - len(with_signal))
-    found.used = [np.zeros(len(chain.lags), dtype=bool) for chain in made]
+    result.metrics["train/zero_advantage_groups"] = float(groups - len(with_signal))
+    result.used = [np.zeros(len(chain.lags), dtype=bool) for chain in made]
     if not _warms_up(rules, step):
-        _optimize(rules, stored, made, inside, taught, found, step)
-    if found.residuals and rules.full and (step > 1 or rules.loss.critic == "shared"):  # a new critic is shifted in step 1
-        _value_slope(rules, inside, found, step)
-    return found
+        _optimize(rules, stored, made, inside, taught, result, step)
+    if result.residuals and rules.full and (step > 1 or rules.loss.critic == "shared"):  # a new critic is shifted in step 1
+        _value_slope(rules, inside, result, step)
+    return result
 
 
 def _value_slope(rules: Rules, inside: Sequence[NDArray[np.bool_]], found: Step, step: int) -> None:
@@ -347,8 +347,8 @@ def _loss(
         limits: dict[str, Any] = {"clip_low": loss.clip_low, "clip_high": loss.clip_high, "dual_clip": loss.dual_clip}
         each = clipped_surrogate(tokens.logprobs, tokens.old_logprobs, tokens.advantages, **limits)[0]
     else:
-        told = rules.algorithm.loss(tokens, loss)
-        each = told if isinstance(told, Tensor) else told.loss
+        result = rules.algorithm.loss(tokens, loss)
+        each = result if isinstance(result, Tensor) else result.loss
     policy = (each * weights).sum()
     whole = policy
     if tokens.reference_logprobs is not None:

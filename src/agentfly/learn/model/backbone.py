@@ -265,18 +265,18 @@ class _Probe:
 
         Decided by the gradient, which is exactly zero without a path: a leak may be smaller than rounding in half precision.
         """
-        found: list[Tensor] = []
+        inputs: list[Tensor] = []
 
         def embed(embeddings: nn.Module, args: Any, out: Tensor) -> Tensor:
-            found.append(out.detach().requires_grad_())
-            return found[-1]
+            inputs.append(out.detach().requires_grad_())
+            return inputs[-1]
 
         hook = replica.get_input_embeddings().register_forward_hook(embed)  # type: ignore[operator]
         try:
             with torch.enable_grad():
                 second = run_packed(replica, self.rows.flatten()[None], self.line)[0, 6:]
                 push = torch.linspace(-1.0, 1.0, second.numel(), device=self.device).to(second.dtype).view_as(second)
-                [pulled] = torch.autograd.grad(second, found[0], push)
+                [pulled] = torch.autograd.grad(second, inputs[0], push)
         except _OTHER_MODEL as error:
             self.error = _first_line(error)
             return False  # the comparison that follows fails, too
@@ -289,10 +289,10 @@ class _Probe:
 
     def record(self, replica: nn.Module) -> list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], Tensor]]:
         """Run the replica. Returns each of its layers with the arguments it got and what it returned."""
-        found: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], Tensor]] = []
+        calls: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], Tensor]] = []
 
         def keep(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-            found.append((layer, args, kwargs, out[0] if isinstance(out, tuple) else out))
+            calls.append((layer, args, kwargs, out[0] if isinstance(out, tuple) else out))
 
         hooks = [layer.register_forward_hook(keep, with_kwargs=True) for layer in _layers(replica)]
         try:
@@ -300,7 +300,7 @@ class _Probe:
         finally:
             for hook in hooks:
                 hook.remove()
-        return found
+        return calls
 
     def layer_gap(self, calls: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], Tensor]]) -> float:
         """The largest relative difference of a layer's output, each layer run on the input that was recorded."""
@@ -366,5 +366,5 @@ def _difference(got: Tensor, want: Tensor) -> float:
     Compares norms of differences: in a wide and deep model single numbers differ widely while the vector hardly moves.
     """
     got, want = got.float(), want.float()
-    found = (got - want).norm(dim=-1) / want.norm(dim=-1).clamp(min=1e-30)
-    return float(found.nan_to_num(nan=float("inf")).max())
+    relative = (got - want).norm(dim=-1) / want.norm(dim=-1).clamp(min=1e-30)
+    return float(relative.nan_to_num(nan=float("inf")).max())

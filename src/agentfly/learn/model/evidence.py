@@ -64,8 +64,8 @@ class ExpectedStep:
         A difference that may come from rounding to float32 is 0.
         """
         apart = ((now - self.after).abs() - ROUNDING * self.before.abs()).clamp(min=0.0)
-        found = [(self.shares * part**2).sum() for part in (now - self.before, apart, self.after - self.before)]
-        return found[0], found[1], found[2]
+        norms = [(self.shares * part**2).sum() for part in (now - self.before, apart, self.after - self.before)]
+        return norms[0], norms[1], norms[2]
 
 
 def same(before: list[Tensor], after: list[Tensor]) -> bool:
@@ -84,8 +84,8 @@ def fit(logits: Tensor, targets: Tensor) -> Tensor:
     ratios = [own[:, 0] * (1.0 / each - 1.0) - torch.logsumexp(logs / each, -1) for each in TEMPERATURES]
     lowest = logs.max(-1, keepdim=True).values
     for share in MIN_PS:
-        kept = logs >= lowest + math.log(share)
-        ratios.append(_leaking(kept.gather(1, targets[:, None])[:, 0] / probs.masked_fill(~kept, 0.0).sum(-1)))
+        likely = logs >= lowest + math.log(share)
+        ratios.append(_leaking(likely.gather(1, targets[:, None])[:, 0] / probs.masked_fill(~likely, 0.0).sum(-1)))
     above = probs.masked_fill(logs <= own, 0.0).sum(-1)
     equal = probs.masked_fill(logs != own, 0.0).sum(-1).clamp(min=1e-30)
     ratios += [_leaking(((share - above) / equal).clamp(0.0, 1.0) / share) for share in TOP_PS]

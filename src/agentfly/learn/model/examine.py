@@ -56,15 +56,15 @@ def examine(config: Any, max_context: int | None = None) -> list[Finding]:
         ("checkpointed", lambda own: _compare(own, OptimSettings(gradient_checkpointing=True), *reference())),
         ("adapted", _adapt), ("exported", _export),
     ]  # fmt: skip
-    found = [Finding("sampled", sampled is None, sampled or "by the local engine, over slots and over pages")]
+    findings = [Finding("sampled", sampled is None, sampled or "by the local engine, over slots and over pages")]
     if trained is not None:
-        return [*found, Finding("trained", False, trained)]
+        return [*findings, Finding("trained", False, trained)]
     for name, attempt in tries:
         try:
-            found.append(Finding(name, True, attempt(copy.deepcopy(model))))
+            findings.append(Finding(name, True, attempt(copy.deepcopy(model))))
         except (ConfigError, RuntimeError, TypeError, AttributeError, ValueError) as error:
-            found.append(Finding(name, False, str(error).partition("\n")[0]))
-    return found
+            findings.append(Finding(name, False, str(error).partition("\n")[0]))
+    return findings
 
 
 def _samples() -> list[Sample]:
@@ -90,14 +90,14 @@ def _scores(scorer: Scorer, rows: Rows, shape: Any) -> tuple[torch.Tensor, list[
 def _alone(model: Any, samples: list[Sample]) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """The same by the model's own forward, one row at a time."""
     model.zero_grad()
-    found = []
+    logprobs = []
     for sample in samples:
         ids = torch.tensor([list(sample.token_ids)])
         scores = torch.log_softmax(model(input_ids=ids, use_cache=False).logits[0].float(), -1)
         own = scores[PREFIX - 1 : -1].gather(1, ids[0, PREFIX:, None])[:, 0]
         torch.autograd.backward([own.sum()])
-        found.append(own.detach())
-    return torch.cat(found), [weight.grad.clone() for weight in model.parameters() if weight.grad is not None]
+        logprobs.append(own.detach())
+    return torch.cat(logprobs), [weight.grad.clone() for weight in model.parameters() if weight.grad is not None]
 
 
 def _compare(model: Any, optim: OptimSettings, want: torch.Tensor, slopes: list[torch.Tensor]) -> str:
@@ -126,11 +126,11 @@ def _adapt(model: Any) -> str:
     with torch.no_grad():
         for _, module in adapters(model):
             module.lora_b.normal_(std=0.05, generator=torch.Generator().manual_seed(1))
-    told, beside = coverage(model), _logits(model)
+    sentence, beside = coverage(model), _logits(model)
     merge_adapters(model)
     if not (gap := float((_logits(model) - beside).abs().max())) <= LIMIT * max(1.0, float(beside.abs().max())):
         raise ConfigError(f"merged adapters compute something else: a logit differs by {gap:.2g}")
-    return told
+    return sentence
 
 
 def _export(model: Any) -> str:

@@ -259,7 +259,7 @@ class _Graph:
         assert self._grad is not None
         self._grad.copy_(grad)
         self._backward.replay()
-        return [None if found is None else found.clone() for found in self._gradients]
+        return [None if gradient is None else gradient.clone() for gradient in self._gradients]
 
 
 @contextmanager

@@ -36,8 +36,8 @@ def head_scores(
     function: Any = _HeadScores
     chunk = chunk or max(1, MAX_LOGITS // weight.shape[0])
     keep = _num_kept(weight, min(chunk, len(hidden))) if torch.is_grad_enabled() else 0
-    found = function.apply(hidden, weight, targets, temperature, chunk, keep)
-    return found[0], found[1]
+    results = function.apply(hidden, weight, targets, temperature, chunk, keep)
+    return results[0], results[1]
 
 
 def _num_kept(weight: Tensor, chunk: int) -> int:

@@ -118,23 +118,23 @@ class Scorer:
         if self.head is None:
             return self._by_forward(batch, entropy, keep_hidden, drawn)
         hidden = self.head.backbone(batch)
-        found = self._by_head(batch, hidden, entropy, keep_hidden)
+        scores = self._by_head(batch, hidden, entropy, keep_hidden)
         if drawn is None:
-            return found
+            return scores
         logits = self.head.logits
         with torch.no_grad():
             return replace(
-                found, fit=self._fit(lambda places: logits(hidden[places]), _vocabulary(self.head.linear), batch, drawn)
+                scores, fit=self._fit(lambda places: logits(hidden[places]), _vocabulary(self.head.linear), batch, drawn)
             )
 
     def _fit(self, logits: Callable[[Tensor], Tensor], width: int, batch: MicroBatch, drawn: Tensor) -> Tensor:
         """The fit of the tokens at these places, some at a time. `width` is the size of the vocabulary."""
-        found = torch.zeros(len(RATIOS) + len(OFTEN) * width, device=drawn.device)
+        sums = torch.zeros(len(RATIOS) + len(OFTEN) * width, device=drawn.device)
         chunk = max(1, MAX_LOGITS // (8 * width))
         for start in range(0, len(drawn), chunk):
             places = drawn[start : start + chunk]
-            found += fit(logits(places) / self.temperature, batch.targets[places])
-        return found
+            sums += fit(logits(places) / self.temperature, batch.targets[places])
+        return sums
 
     def _by_head(self, batch: MicroBatch, hidden: Tensor, entropy: EntropyMode, keep_hidden: bool) -> Scores:
         assert self.head is not None
@@ -173,8 +173,8 @@ class Scorer:
         logits = output.logits.flatten(0, 1)[batch.where].float()
         logprobs, entropies = self._read(logits, batch.targets, entropy)
         hidden = output.hidden_states[-1].flatten(0, 1)[batch.where] if keep_hidden else None
-        found = Scores(logprobs, entropies, hidden)
-        return found if drawn is None else replace(found, fit=self._fit(logits.__getitem__, logits.shape[1], batch, drawn))
+        scores = Scores(logprobs, entropies, hidden)
+        return scores if drawn is None else replace(scores, fit=self._fit(logits.__getitem__, logits.shape[1], batch, drawn))
 
     def _read(self, logits: Tensor, targets: Tensor, entropy: EntropyMode) -> tuple[Tensor, Tensor | None]:
         if self.temperature != 1.0:

@@ -90,7 +90,7 @@ def adapt(model: nn.Module, settings: LoraSettings, seed: int = 0) -> int:
     owners = Counter(
         id(weight) for part in model.modules() for child in part.children() for weight in child.parameters(recurse=False)
     )
-    found = [
+    layers = [
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
@@ -102,20 +102,21 @@ def adapt(model: nn.Module, settings: LoraSettings, seed: int = 0) -> int:
         for name, child in parent.named_children()
         if (wanted := [weight for weight in expert_weights(child) if settings.wants(weight)])
     }
-    if not (found or stacks):
+    if not (layers or stacks):
         names = {name.rpartition(".")[2] for name, child in model.named_modules() if type(child) is nn.Linear}
         names.update(weight for child in model.modules() for weight in expert_weights(child))
         raise ConfigError(f"lora.targets name none of the model's linear layers; it has {', '.join(sorted(names))}")
-    missing = set(settings.targets) - {"all"} - {name for _, name, _ in found} - {n for names in stacks.values() for n in names}
+    named = {name for _, name, _ in layers} | {name for names in stacks.values() for name in names}
+    missing = set(settings.targets) - {"all"} - named
     if missing:
         raise ConfigError(f"lora.targets: the model has no linear layer called {sorted(missing)[0]!r}")
     model.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
-    for parent, name, child in found:
+    for parent, name, child in layers:
         setattr(parent, name, LoraLinear(child, settings, generator))
     for (parent, name), weights in stacks.items():
         setattr(parent, name, LoraExperts(getattr(parent, name), weights, settings, generator))
-    _compare_merged(model, found)
+    _compare_merged(model, layers)
     return sum(1 for _ in adapters(model))
 
 

@@ -88,14 +88,14 @@ class ShardFiles:
     def __init__(self, folder: Path) -> None:
         from safetensors import safe_open
 
-        found = {path: _NAME.fullmatch(path.name) for path in sorted(folder.glob("*.safetensors"))}
-        sizes = {int(name[2]) for name in found.values() if name is not None}
-        if len(sizes) != 1 or len(found) != max(sizes):
+        matches = {path: _NAME.fullmatch(path.name) for path in sorted(folder.glob("*.safetensors"))}
+        sizes = {int(name[2]) for name in matches.values() if name is not None}
+        if len(sizes) != 1 or len(matches) != max(sizes):
             raise ConfigError(f"{folder} does not hold one file for each rank: the checkpoint is not complete")
         self._files: list[Any] = []
         self._parts: dict[str, list[tuple[int, int, int]]] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
-        for number, path in enumerate(found):
+        for number, path in enumerate(matches):
             file: Any = safe_open(path, framework="pt")
             self._files.append(file)
             held = set(file.keys())
@@ -125,10 +125,10 @@ class ShardFiles:
         ]
         if not pieces:
             return torch.zeros(0, *shape[1:])
-        found = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
-        if len(found) != last - first:
-            raise ConfigError(f"the checkpoint holds {len(found)} of the {last - first} rows of {name}")
-        return found
+        tensor = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+        if len(tensor) != last - first:
+            raise ConfigError(f"the checkpoint holds {len(tensor)} of the {last - first} rows of {name}")
+        return tensor
 
 
 def mark(tree: Any, path: str = "") -> Any:
@@ -178,11 +178,11 @@ class PlainFiles:
         """Raises ConfigError if there is no such tensor of this shape."""
         if name not in self._files:
             raise ConfigError(f"{self._folder} does not fit the model: {name} is missing")
-        found = tuple(self._files[name].get_slice(name).get_shape())
-        if found != shape:
-            raise ConfigError(f"{self._folder} does not fit the model: {name} has the shape {found} instead of {shape}")
+        saved = tuple(self._files[name].get_slice(name).get_shape())
+        if saved != shape:
+            raise ConfigError(f"{self._folder} does not fit the model: {name} has the shape {saved} instead of {shape}")
 
     def rows(self, name: str, first: int, last: int) -> Tensor:
         """Returns rows of a tensor."""
-        found: Tensor = self._files[name].get_slice(name)[first:last]
-        return found
+        tensor: Tensor = self._files[name].get_slice(name)[first:last]
+        return tensor

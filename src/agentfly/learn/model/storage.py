@@ -27,8 +27,8 @@ def load_state(path: Path, *, mapped: bool = False) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:
-        told = str(error).partition("\n")[0]
-        raise ConfigError(f"{path} is not a readable trainer state: {told}") from error
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"{path} is not a readable trainer state: {reason}") from error
     if not isinstance(state, dict):
         raise ConfigError(f"{path} is not a trainer state but a {type(state).__name__}")
     return state
@@ -124,8 +124,8 @@ def _os_errors() -> Iterator[None]:
     except OSError:
         raise
     except Exception as error:
-        if found := re.search(r"os error (\d+)", str(error)):
-            raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
+        if match := re.search(r"os error (\d+)", str(error)):
+            raise OSError(int(match[1]), os.strerror(int(match[1]))) from error
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise
@@ -147,8 +147,8 @@ def load_weights(model: torch.nn.Module, checkpoint: Path) -> None:
     try:
         missing, unexpected = model.load_state_dict(weights, strict=False)
     except RuntimeError as error:  # a tensor of another shape
-        told = str(error).splitlines()[-1].strip()
-        raise ConfigError(f"{checkpoint} does not fit the model: {told}") from error
+        reason = str(error).splitlines()[-1].strip()
+        raise ConfigError(f"{checkpoint} does not fit the model: {reason}") from error
     tied = set(getattr(model, "_tied_weights_keys", None) or ())
     if unexpected or set(missing) - tied:
         raise ConfigError(

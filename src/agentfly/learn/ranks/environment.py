@@ -51,8 +51,8 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     try:
         return int(text or "")
     except ValueError:
-        found = "is not set" if text is None else f"is {text!r}"
+        problem = "is not set" if text is None else f"is {text!r}"
         raise ConfigError(
-            f"the environment variable {name} {found}, but others say that several ranks train: start them with `{EXAMPLE}`, "
+            f"the environment variable {name} {problem}, but others say that several ranks train: start them with `{EXAMPLE}`, "
             "or unset RANK and WORLD_SIZE"
         ) from None

@@ -53,13 +53,13 @@ def learner_gpus(config: Config, nodes: Sequence[Node]) -> bool:
 def shares_of(config: Config, nodes: Sequence[Node]) -> list[tuple[str, str, Share]]:
     """Every host of the run, as its kind, the config key that says how many there are, and what it reserves."""
     cluster = config.cluster
-    found = []
+    shares = []
     if learner_gpus(config, nodes):
-        found.append(("learners", "learner.ranks", Share(0.0, 0.0, 1.0)))
+        shares.append(("learners", "learner.ranks", Share(0.0, 0.0, 1.0)))
     if config.sampler.in_processes:
-        found += [("samplers", "sampler.replicas", sampler_share(config, nodes))] * config.sampler.replicas
+        shares += [("samplers", "sampler.replicas", sampler_share(config, nodes))] * config.sampler.replicas
     env_share = Share(cluster.env_cpus, cluster.env_memory_gib)
-    return found + [("environment hosts", "cluster.env_hosts", env_share)] * cluster.env_hosts
+    return shares + [("environment hosts", "cluster.env_hosts", env_share)] * cluster.env_hosts
 
 
 def check_cluster(cluster: Cluster, config: Config, note: Callable[[str], None] = lambda _: None) -> None:

@@ -292,13 +292,13 @@ def places_of(hosts: Sequence[Reservation]) -> list[dict[str, str]]:
 
     All ranks of a node see the GPUs of all of them, as NCCL wants it, and use that of their local rank.
     """
-    found: list[dict[str, str]] = []
+    environments: list[dict[str, str]] = []
     for place, host in enumerate(hosts):
         beside = [each for each in hosts if each.node.id == host.node.id]
         local = sum(each.node.id == host.node.id for each in hosts[:place])
         gpus = ",".join(gpu for each in beside for gpu in each.about.get("gpus", []))
-        found.append({"LOCAL_RANK": f"{local}", "LOCAL_WORLD_SIZE": f"{len(beside)}", "CUDA_VISIBLE_DEVICES": gpus})
-    return found
+        environments.append({"LOCAL_RANK": f"{local}", "LOCAL_WORLD_SIZE": f"{len(beside)}", "CUDA_VISIBLE_DEVICES": gpus})
+    return environments
 
 
 def check_folders(hosts: Sequence[Reservation], arguments: Sequence[str], config: Config) -> None:

@@ -34,13 +34,13 @@ def kind_of(name: str) -> str:
 def cluster_metrics() -> dict[str, float]:
     """What this run has on each node now; nothing without a cluster."""
     cluster = current_cluster()
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for host in [] if cluster is None else cluster.reservations():
         node, kind = f"cluster/{host.node.name}", kind_of(host.name)
         added = {"cpus": host.share.cpus, **({kind: 1.0} if kind in ("samplers", "env_hosts") else {})}
         for name, value in added.items():
-            found[f"{node}/{name}"] = found.get(f"{node}/{name}", 0.0) + value
-    return found
+            metrics[f"{node}/{name}"] = metrics.get(f"{node}/{name}", 0.0) + value
+    return metrics
 
 
 async def publish_status(directory: Path, step: int, runner: Any, figures: Mapping[str, float]) -> None:
@@ -59,8 +59,8 @@ async def publish_status(directory: Path, step: int, runner: Any, figures: Mappi
         if len(parts) == 3 and parts[0] == "resources" and parts[2] in POOL_FIGURES and parts[1] != "total":
             pools.setdefault(parts[1], {})[parts[2]] = value
     chains = runner.chains_by_node() if hasattr(runner, "chains_by_node") else {}
-    told = {"directory": str(directory), "step": step, "chains": chains, "pools": pools}
-    await asyncio.to_thread(_tell, cluster, told)
+    record = {"directory": str(directory), "step": step, "chains": chains, "pools": pools}
+    await asyncio.to_thread(_tell, cluster, record)
 
 
 def _tell(cluster: Cluster, told: Mapping[str, Any]) -> None:
@@ -73,7 +73,7 @@ def _tell(cluster: Cluster, told: Mapping[str, Any]) -> None:
 def read_status(cluster: Cluster) -> dict[str, Any]:
     """The nodes with what is free and what is placed there, and the runs that use them."""
     placed = [each for each in cluster.reserved() if kind_of(each.name)]
-    told = cluster.told()
+    records = cluster.told()
     nodes = [
         {
             "name": node.name,
@@ -89,15 +89,15 @@ def read_status(cluster: Cluster) -> dict[str, Any]:
     runs = []
     for run in dict.fromkeys(each.run for each in placed):
         own = [each for each in placed if each.run == run]
-        said = told.get(run) or {"directory": "", "step": 0, "chains": {}, "pools": {}}
+        said = records.get(run) or {"directory": "", "step": 0, "chains": {}, "pools": {}}
         hosts = [{"name": each.name, "node": each.node} for each in own]
         runs.append({**said, **_counts(each.name for each in own), "hosts": hosts})
     return {"nodes": nodes, "runs": runs}
 
 
 def _counts(names: Iterable[str]) -> dict[str, int]:
-    found = Counter(map(kind_of, names))
-    return {kind: found[kind] for kind in WORDS}
+    counts = Counter(map(kind_of, names))
+    return {kind: counts[kind] for kind in WORDS}
 
 
 def show_status(status: Mapping[str, Any]) -> str:
@@ -119,6 +119,6 @@ def show_status(status: Mapping[str, Any]) -> str:
         if run["chains"]:
             lines.append(f"  chains: {', '.join(f'{count:g} on {node}' for node, count in sorted(run['chains'].items()))}")
         for name, figures in sorted(run["pools"].items()):
-            told = ", ".join(f"{value:g} {figure}" for figure, value in figures.items())
-            lines.append(f"  pool {name}: {told}")
+            text = ", ".join(f"{value:g} {figure}" for figure, value in figures.items())
+            lines.append(f"  pool {name}: {text}")
     return "\n".join(lines) + "\n"

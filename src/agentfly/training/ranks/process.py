@@ -139,8 +139,8 @@ def free_port(address: str = "127.0.0.1") -> int:
     for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
         with contextlib.suppress(OSError), socket.create_server((address, port)):
             return port
-    with socket.create_server((address, 0)) as found:
-        return int(found.getsockname()[1])
+    with socket.create_server((address, 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def cpu_seconds(process: int) -> float | None:
@@ -163,8 +163,8 @@ def interface_of(address: str) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # an interface without an IPv4 address
-                found = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                if socket.inet_ntoa(found[20:24]) == address:
+                reply = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(reply[20:24]) == address:
                     return name
     return None
 

@@ -215,8 +215,8 @@ def _why_failed(group: list[Rank]) -> str | None:
         return [rank for rank in group[1:] if rank.why_lost() is not None and (rank.status is None or rank.status < 0)]
 
     _wait(lambda: bool(lost()), CAUSE_S)  # the system may not have reported it yet
-    found = lost()
-    return f"rank {found[0].number} {found[0].why_lost()}" if found else None
+    others = lost()
+    return f"rank {others[0].number} {others[0].why_lost()}" if others else None
 
 
 def _wait(over: Callable[[], bool], limit_s: float) -> bool:
@@ -264,14 +264,14 @@ class LocalRanks:
 
 def resuming(arguments: Sequence[str], directory: Path) -> list[str]:
     """Returns the arguments of `agentfly train` with --resume and this folder."""
-    kept: list[str] = []
+    words_kept: list[str] = []
     words = iter(arguments)
     for word in words:
         if word == "--resume":
             next(words, None)
         elif not word.startswith("--resume="):
-            kept.append(word)
-    return [*kept, "--resume", str(directory)]
+            words_kept.append(word)
+    return [*words_kept, "--resume", str(directory)]
 
 
 class _Forwarder:

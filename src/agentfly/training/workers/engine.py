@@ -120,10 +120,10 @@ class WorkerEngine:
     def proof(self) -> Proof | None:
         """The weakest proof of the replicas that are alive; None if one of them has not proven the version."""
         live = [self.proofs.get(replica.index) for replica in self._live()]
-        known = [proof for proof in live if proof is not None and proof.version == self.version]
-        if len(known) < len(live):
+        proofs = [proof for proof in live if proof is not None and proof.version == self.version]
+        if len(proofs) < len(live):
             return None
-        return max(known, key=lambda proof: proof.gap) if known else self._proof
+        return max(proofs, key=lambda proof: proof.gap) if proofs else self._proof
 
     def use_learner(
         self, weights: Callable[[], Iterator[Bucket]], score: Callable[[Sequence[int], float], list[float]]
@@ -209,8 +209,8 @@ class WorkerEngine:
             raise EngineError("no sampler process is alive")
         replica = live[next(self._turn) % len(live)]
         value = {"prompt_ids": request.prompt_ids, "sampling": sampling_fields(request.sampling), "session": request.session}
-        found: Completion = await replica.call("generate", value)
-        return found
+        completion: Completion = await replica.call("generate", value)
+        return completion
 
     def release(self, session: str) -> None:
         """Nothing to release: a worker releases the chains that it runs."""
@@ -364,10 +364,10 @@ class WorkerEngine:
 
     def _by_sender(self, replicas: Sequence[Replica]) -> list[tuple[Any, list[Replica]]]:
         """The replicas, by how their weights travel."""
-        found: dict[str, list[Replica]] = {}
+        groups: dict[str, list[Replica]] = {}
         for replica in replicas:
-            found.setdefault(self._way_to(replica), []).append(replica)
-        return [(self._sender(kind), some) for kind, some in found.items()]
+            groups.setdefault(self._way_to(replica), []).append(replica)
+        return [(self._sender(kind), some) for kind, some in groups.items()]
 
     def _way_to(self, replica: Replica) -> str:
         from .weights import MemorySender, gpu_identity, has_expandable_segments

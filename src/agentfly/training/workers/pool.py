@@ -190,9 +190,9 @@ class WorkerPool(Role[Replica]):
                 replica = await self._choose()
                 self.counts["rerun_chains"] += again
                 try:
-                    found = await self._run_on(replica, value, until, activity)
-                    found.task = opening.task
-                    return found
+                    played = await self._run_on(replica, value, until, activity)
+                    played.task = opening.task
+                    return played
                 except MemberLost as error:
                     died = error
             self.counts["lost_chains"] += 1
@@ -234,11 +234,11 @@ class WorkerPool(Role[Replica]):
 
     def stats(self) -> dict[str, float]:
         """The engines' counters: seconds as a mean over the replicas, all others as a sum."""
-        found: Counter[str] = Counter(self._retired)
-        known = [replica.stats for replica in self.replicas if replica.stats]
-        for stats in known:
-            found.update({name: value / (len(known) if name.endswith("_s") else 1) for name, value in stats.items()})
-        return dict(found)
+        counters: Counter[str] = Counter(self._retired)
+        reported = [replica.stats for replica in self.replicas if replica.stats]
+        for stats in reported:
+            counters.update({name: value / (len(reported) if name.endswith("_s") else 1) for name, value in stats.items()})
+        return dict(counters)
 
     def mark(self) -> None:
         """Begin a new step: means and maxima of the environments' figures start again."""
@@ -247,11 +247,11 @@ class WorkerPool(Role[Replica]):
 
     def chains_by_node(self) -> dict[str, int]:
         """The chains that run now, by the node of the cluster where they do."""
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for replica in self.fleet.live:
             if replica.node:
-                found[replica.node] += len(replica.chains)
-        return dict(found)
+                counts[replica.node] += len(replica.chains)
+        return dict(counts)
 
     def metrics(self) -> dict[str, float]:
         """The figures of the environments of all workers, as they were reported last."""
@@ -265,26 +265,26 @@ class WorkerPool(Role[Replica]):
             await asyncio.wait(asked, timeout=5)
         for task in asked:
             task.cancel()
-        told = [task.result() for task in asked if task.done() and not task.cancelled() and task.exception() is None]
+        answers = [task.result() for task in asked if task.done() and not task.cancelled() and task.exception() is None]
         counts = {name: float(self.counts[name]) for name in ("rerun_chains", "lost_chains")}
         counts |= {"dropped_replies": float(self.fleet.dropped_replies), "restarts": float(self.fleet.restarts)}
         figures = {"live": float(len(live)), **counts}
         by_node = {f"cluster/{node}/chains": float(count) for node, count in self._by_node.items()}
         self._by_node.clear()
-        return merge_figures(told) | {f"workers/{name}": value for name, value in figures.items()} | by_node
+        return merge_figures(answers) | {f"workers/{name}": value for name, value in figures.items()} | by_node
 
 
 def merge_figures(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The figures of several resource managers as those of one: times as their mean (p95: the largest), the rest as a sum."""
-    found: dict[str, float] = {}
+    merged: dict[str, float] = {}
     for name in {name: None for each in figures for name in each}:
         values = [each[name] for each in figures if name in each]
-        known = [value for value in values if value == value] or values  # NaN: nothing was measured
+        measured = [value for value in values if value == value] or values  # NaN: nothing was measured
         if name.endswith("_p95_s"):
-            found[name] = max(known)
+            merged[name] = max(measured)
         else:
-            found[name] = sum(known) / (len(known) if name.endswith("_s") else 1)
-    return found
+            merged[name] = sum(measured) / (len(measured) if name.endswith("_s") else 1)
+    return merged
 
 
 def _adds_up(name: str) -> bool:

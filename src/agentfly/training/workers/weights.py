@@ -60,15 +60,15 @@ def layout_of(bucket: Bucket, start: int = 0) -> tuple[Layout, int]:
 
 def views(buffer: torch.Tensor, layout: Layout) -> Bucket:
     """The tensors of a layout, as views of a flat buffer of bytes."""
-    found: Bucket = []
+    bucket: Bucket = []
     for name, dtype, shape, offset in layout:
         kind = getattr(torch, dtype)
         count = 1
         for size in shape:
             count *= size
         part = buffer[offset : offset + count * kind.itemsize]
-        found.append((name, part.view(kind).view(shape)))
-    return found
+        bucket.append((name, part.view(kind).view(shape)))
+    return bucket
 
 
 def fill(buffer: torch.Tensor, bucket: Bucket, layout: Layout) -> None:
@@ -192,8 +192,8 @@ class IpcSender:
 
     def _handle(self, peer: Peer) -> dict[str, Any]:
         """The handle of the staging buffer for one worker. Each has its own: PyTorch counts the users of a handle."""
-        found = self._handles.get(id(peer))
-        if found is None:
+        handle = self._handles.get(id(peer))
+        if handle is None:
             from torch.multiprocessing import reductions
 
             assert self._staging is not None
@@ -201,13 +201,13 @@ class IpcSender:
             _, arguments = share(self._staging)
             # (class, size, stride, offset, storage class, dtype, device, handle, bytes, ...): what comes after the device
             # travels as data; the rest is known for a flat buffer of bytes.
-            found = self._handles[id(peer)] = {
+            handle = self._handles[id(peer)] = {
                 "number": next(self._numbers),
                 "ipc": list(arguments[7:]),
                 "size": self._staging.numel(),
                 "offset": int(arguments[3]),
             }
-        return found
+        return handle
 
     def close(self) -> None:
         self._staging = None

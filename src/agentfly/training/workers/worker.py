@@ -178,8 +178,8 @@ class RolloutWorker:
         engine: Any = self._ready().engine
         ids, sampling = value["ids"], _sampling(value["sampling"])
         if hasattr(engine, "ask"):
-            told: Probe = await asyncio.to_thread(engine.ask, ids, sampling)
-            return [told.scores, told.reply]
+            probe: Probe = await asyncio.to_thread(engine.ask, ids, sampling)
+            return [probe.scores, probe.reply]
         from ...engines.copies import score_ids
 
         scores = await asyncio.to_thread(score_ids, engine.model, ids)
@@ -203,12 +203,12 @@ class RolloutWorker:
         return self.plan
 
     def _opening(self, plan: Plan, key: str, task: Task, draw: int) -> Opening:
-        found = self._openings.get(key)
-        if found is None or found.task != task or found.draw != draw:
-            found = self._openings[key] = open_task(plan, task, draw)
+        entry = self._openings.get(key)
+        if entry is None or entry.task != task or entry.draw != draw:
+            entry = self._openings[key] = open_task(plan, task, draw)
             if len(self._openings) > OPENINGS:
                 self._openings.popitem(last=False)
-        return found
+        return entry
 
     def _limit(self) -> int | None:
         """How many chains may run at once: what the engine and the environments allow together."""
