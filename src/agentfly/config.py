@@ -137,6 +137,11 @@ class RolloutSettings:
         "what happens to a group whose tokens reach max_lag: wait (the step waits for its chains) or mask (the step goes on, "
         "and its tokens that are older than max_lag are not trained)",
     )
+    refill: int = setting(
+        0,
+        "tasks that a step may draw besides num_tasks, one for each whose chains all have the same reward (dynamic sampling)",
+        low=0,
+    )
     at_update: Literal["recompute", "keep", "finish"] = setting(
         "recompute",
         "replies in progress when new weights arrive: recompute (their keys and values are computed again), keep (they go on "
@@ -376,6 +381,10 @@ class Config:
         rest = {key: value for key, value in tree.items() if key != "loss"}
         config: Config = dataclasses.replace(_build(cls, {**rest, "algorithm": algorithm.name}, ""), algorithm=chosen)
         algorithm.check_num_chains(config.rollout.num_chains)
+        if config.rollout.refill and not algorithm.needs_group:
+            raise ConfigError(
+                f"rollout.refill has no use for {algorithm.name}, which learns from equal rewards, too: remove it"
+            )
         check_engine(config.agent.model, config.agent.engine, config.sampling)
         if "api_key" in engine_options(config.agent.engine):
             raise ConfigError("agent.engine.api_key would be written to the run's folder: set OPENAI_API_KEY instead")

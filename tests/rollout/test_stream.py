@@ -128,32 +128,51 @@ def test_a_restored_stream_draws_what_was_not_trained_under_the_same_names() -> 
     assert asyncio.run(asyncio.wait_for(again(), 60)) >= pending
 
 
+class SimulatedStream:
+    """A stream without chains, in simulated time: groups end at random, some after a hundred times the median."""
+
+    def __init__(self, rng: random.Random, pace: Pace) -> None:
+        self.rng, self.pace, self.version, self.now, self.number = rng, pace, 0, 0.0, 0
+        plan = replace(make_plan(slow_agent(0)), admission=Admission())
+        self.stream = GroupStream(plan, pace, draw=None, seeded=None)  # type: ignore[arg-type]
+        self.ends: dict[Group, float] = {}
+
+    def draw(self) -> None:
+        groups, pace = self.stream._groups, self.pace
+        steps, idle = pace.depth + 1, sum(not group.teaches for group in groups)
+        while len(groups) < steps * pace.num_tasks + min(idle, steps * pace.refill):
+            group = Group(1 + self.number // pace.num_tasks, self.number, 0, TASKS[0], (0, 0), [None], 1)
+            if self.rng.random() < 0.8:  # else it waits for admission
+                group.version = self.version
+            self.ends[group] = self.now + self.rng.lognormvariate(0, 1.5)
+            groups.append(group)
+            self.number += 1
+
+    def next_batch(self) -> set[Group]:
+        self.draw()
+        while (batch := self.stream._choose(self.version)) is None:
+            first = min((group for group in self.stream._groups if group.missing), key=self.ends.__getitem__)
+            self.now = max(self.now, self.ends[first])
+            first.version = self.version if first.version is None else first.version
+            first.missing = 0
+            first.teaches = not self.pace.refill or self.rng.random() < 0.6
+            self.draw()
+        self.stream._groups = [group for group in self.stream._groups if group not in batch]
+        return batch
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_no_order_in_which_groups_end_leads_to_a_group_that_is_too_old(seed: int) -> None:
-    """Thousands of batches in simulated time: groups end at random, some after a hundred times the median."""
     rng = random.Random(seed)
-    for _ in range(12):
+    for refill in (0, 3) * 8:
         max_lag = rng.randint(0, 4)
-        pace = Pace(num_tasks=rng.randint(1, 5), num_chains=1, max_lag=max_lag, depth=rng.randint(0, max_lag))
-        plan = make_plan(slow_agent(0))
-        stream = GroupStream(replace(plan, admission=Admission()), pace, draw=None, seeded=None)  # type: ignore[arg-type]
-        version, now, number = 0, 0.0, 0
-        ends: dict[Group, float] = {}
+        pace = Pace(num_tasks=rng.randint(1, 5), num_chains=1, max_lag=max_lag, depth=rng.randint(0, max_lag), refill=refill)
+        simulated = SimulatedStream(rng, pace)
         for _ in range(60):
-            while len(stream._groups) < (pace.depth + 1) * pace.num_tasks:
-                group = Group(1 + number // pace.num_tasks, number, 0, TASKS[0], (0, 0), [None], 1)
-                if rng.random() < 0.8:  # else it waits for admission
-                    group.version = version
-                ends[group] = now + rng.lognormvariate(0, 1.5)
-                stream._groups.append(group)
-                number += 1
-            while (batch := stream._choose(version)) is None:
-                waiting = [group for group in stream._groups if group.missing]
-                first = min(waiting, key=ends.__getitem__)
-                now = max(now, ends[first])
-                first.version = version if first.version is None else first.version
-                first.missing = 0
-            assert len(batch) == pace.num_tasks
-            assert all(group.version is not None and version - group.version <= max_lag for group in batch)
-            stream._groups = [group for group in stream._groups if group not in batch]
-            version += rng.random() < 0.9  # an update that learns nothing does not change the weights
+            batch = simulated.next_batch()
+            taught = sum(group.teaches for group in batch)
+            if not refill:
+                assert len(batch) == pace.num_tasks
+            assert taught >= pace.num_tasks or len(batch) >= pace.num_tasks + refill
+            assert all(group.version is not None and simulated.version - group.version <= max_lag for group in batch)
+            simulated.version += rng.random() < 0.9  # an update that learns nothing does not change the weights

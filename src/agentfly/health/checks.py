@@ -92,7 +92,11 @@ def _groups(run: Run, check: Check) -> str:
         # A run that was resumed with other settings says in its metrics how many chains a step has.
         planned = settings.num_tasks * settings.num_chains
         expected = int(run.metrics[step].get("rollout/chains", planned))
-        size = settings.num_chains if expected == planned else max((chain.number for chain in chains), default=0) + 1
+        size = (
+            settings.num_chains
+            if expected == planned or settings.refill
+            else max((chain.number for chain in chains), default=0) + 1
+        )
         if len(chains) != expected:
             check.add(f"step {step} has {len(chains)} of {expected} chains")
         groups: dict[Any, list[Chain]] = defaultdict(list)
@@ -130,42 +134,49 @@ def _once(run: Run, check: Check) -> str:
 
 def _draws(run: Run, check: Check) -> str:
     """Tasks are drawn in the order of the cursor; a chain's id says for which step and position its task was drawn."""
-    drawn, per_step = _places(run)
+    drawn, names = _places(run)
     holes = set(range(max(drawn) + 1)) - set(drawn)
-    ahead = _in_flight(run, per_step)
+    ahead = _in_flight(run)
     if len(holes) > ahead:
-        step, position = divmod(min(holes), per_step)
         check.add(
             f"{len(holes)} of {max(drawn) + 1} draws were not trained, but at most {ahead} are in flight: the first is "
-            f"position {position} of step {step + 1}"
+            f"{names(min(holes))}"
         )
     tasks = _load_tasks(run)
     cursor = TaskCursor(tasks, shuffle=run.settings().data.shuffle, seed=run.settings().seed)
     for index, task in enumerate(cursor.take(max(drawn) + 1)):
         if index in drawn and drawn[index] != task.id:
-            step, position = divmod(index, per_step)
-            check.add(
-                f"position {position} of step {step + 1} holds task {drawn[index]!r}, but the cursor draws {task.id!r} there"
-            )
+            check.add(f"{names(index)} holds task {drawn[index]!r}, but the cursor draws {task.id!r} there")
     return f"{len(drawn):,} draws, {len(holes)} before the last one in flight"
 
 
-def _places(run: Run) -> tuple[dict[int, str], int]:
-    """The tasks by the number of their draw, and the draws per step."""
-    chains, per_step = run.trained(), run.settings().rollout.num_tasks
+def _places(run: Run) -> tuple[dict[int, str], Callable[[int], str]]:
+    """The tasks by the number of their draw, and the name of a draw by its number."""
+    chains, rollout = run.trained(), run.settings().rollout
+    per_step = rollout.num_tasks
     if any(chain.drawn is None for chain in chains):
         raise Skip("the chains' ids do not say which draw they belong to")
-    drawn = {(step - 1) * per_step + position: chain.task for chain in chains for step, position in [chain.drawn or (0, 0)]}
-    if not drawn or max(position for chain in chains for _, position in [chain.drawn or (0, 0)]) >= per_step:
+    tasks = {chain.drawn or (0, 0): chain.task for chain in chains}
+    if not tasks or (not rollout.refill and max(position for _, position in tasks) >= per_step):
         raise Skip("the run was continued with another rollout.num_tasks")
-    return drawn, per_step
+    if rollout.refill and not rollout.steps_ahead:  # a step draws as many as it needs, one after the other
+        numbers = {place: number for number, place in enumerate(sorted(tasks))}
+    else:
+        numbers = {(step, position): (step - 1) * per_step + position for step, position in tasks}
+    places = {number: place for place, number in numbers.items()}
+
+    def name(number: int) -> str:
+        step, position = places.get(number, (number // per_step + 1, number % per_step))
+        return f"position {position} of step {step}"
+
+    return {numbers[place]: task for place, task in tasks.items()}, name
 
 
-def _in_flight(run: Run, per_step: int) -> int:
+def _in_flight(run: Run) -> int:
     in_flight = run.series("ledger/in_flight")
     if run.steps[-1] in in_flight:
         return int(in_flight[run.steps[-1]])
-    return per_step * int(getattr(run.settings().rollout, "steps_ahead", 0))
+    return run.settings().rollout.num_tasks * int(getattr(run.settings().rollout, "steps_ahead", 0))
 
 
 def _load_tasks(run: Run) -> list[Task]:

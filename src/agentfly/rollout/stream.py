@@ -16,6 +16,9 @@ Else the batch waits for the old ones. Because `depth` is at most `max_lag`, the
 "mask" no batch waits for an old group, and the learner masks the tokens that are too old.
 
 With depth 0 a batch is exactly the tasks drawn for it, and nothing is sampled between `next_batch` and the next call of it.
+
+With `refill`, a complete group that teaches nothing is followed by one more draw, up to `refill` per batch. It stays in its
+batch, which then has `num_tasks` groups that teach, or num_tasks + refill groups.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ class Group:
     `step` and `position` are those that the task was drawn for; they name the chains and choose their seeds. The group may be
     trained in a later step. `place` is where the task cursor stood before the draw. `version` is that of the weights when the
     first chain started, so no token of the group is older; None until then. `missing` counts the chains that
-    have not ended. `plan` has the seed of the step.
+    have not ended. `teaches` is false for a complete group without a learning signal. `plan` has the seed of the step.
     """
 
     step: int
@@ -54,6 +57,7 @@ class Group:
     chains: list[Trajectory | None]
     missing: int
     version: int | None = None
+    teaches: bool = True
     plan: Plan | None = None
     opening: Opening | None = None
     deadline: float | None = None
@@ -70,9 +74,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How many groups a batch has, and how far sampling may run ahead of training.
-
-    No group is drawn for a step after `num_steps`.
+    """How many groups a batch has, how many may be drawn in place of those that teach nothing, and how far sampling may run
+    ahead of training. No group is drawn for a step after `num_steps`.
     """
 
     num_tasks: int
@@ -81,6 +84,7 @@ class Pace:
     max_lag: int = 0
     depth: int = 0
     at_limit: AtLimit = "wait"
+    refill: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.depth <= self.max_lag:
@@ -91,7 +95,7 @@ class GroupStream:
     """Runs the chains of a training run. `async with stream:` around its use; leaving it cancels the chains in flight.
 
     `draw()` returns the place of the cursor and the next task. `seeded(step)` returns the plan for the chains of a step.
-    `on_chain` receives each finished chain.
+    `on_chain` receives each finished chain. `teaches` says of a complete group whether it has a learning signal.
     """
 
     def __init__(
@@ -102,6 +106,7 @@ class GroupStream:
         draw: Callable[[], tuple[tuple[int, int], Task]],
         seeded: Callable[[int], Plan],
         on_chain: Callable[[Group, Trajectory], None] | None = None,
+        teaches: Callable[[Group], bool] = lambda group: True,
     ) -> None:
         if plan.admission is None:
             raise InvariantError("a stream of groups needs an admission controller: open the environments first")
@@ -110,7 +115,7 @@ class GroupStream:
         self.drawn = 0
         self.trained = 0
         self.finished_chains = 0  # of the groups in flight
-        self._draw, self._seeded, self._on_chain = draw, seeded, on_chain
+        self._draw, self._seeded, self._on_chain, self._teaches = draw, seeded, on_chain, teaches
         self._groups: list[Group] = []  # running and complete ones, in the order of their draws
         self._restored: list[Group] = []  # of a resumed run; drawn again before new ones
         self._untrained: list[Group] = []  # handed over, but `advance` was not called since
@@ -143,7 +148,7 @@ class GroupStream:
     # ---- handing over ----------------------------------------------------------------------------------------------------
 
     async def next_batch(self, version: int) -> list[Group]:
-        """Wait for the next `num_tasks` groups, in the order of their draws. `version` is that of the learner's weights.
+        """Wait for the groups of the next batch, in the order of their draws. `version` is that of the learner's weights.
 
         Raises what a chain raised if it stops the run. No deadline here: each chain has one.
         """
@@ -167,34 +172,53 @@ class GroupStream:
         self.admission.advance(done)
         if self.pace.depth:
             self._draw_ahead()
+        else:
+            self.start_at(done + 1)
 
     def _choose(self, version: int) -> set[Group] | None:
         """Returns the batch, or None while groups that it must hold are not complete."""
         ready = [group for group in self._groups if group.complete]
-        if len(ready) < self.pace.num_tasks:
-            return None
         ready.sort(key=lambda group: (group.version, group.step, group.position))
-        batch = set(ready[: self.pace.num_tasks])
+        size = self._size(ready)
+        if size is None:
+            return None
+        batch = set(ready[:size])
         if self.pace.at_limit == "wait":
             for more in range(max(1, self.pace.max_lag)):
                 limit = version - self.pace.max_lag + more
                 old = [group for group in self._groups if group.version is not None and group.version <= limit]
                 left = [group for group in old if group not in batch]
                 if len(left) > more * self.pace.num_tasks:
-                    if all(group.complete for group in left):
+                    if not all(group.complete for group in left):
+                        return None
+                    if not self.pace.refill:
                         raise InvariantError(
                             f"{len(old)} groups reach rollout.max_lag, and {more + 1} batches cannot hold them"
                         )
-                    return None
+                    batch.update(left)
         return batch
+
+    def _size(self, ready: Sequence[Group]) -> int | None:
+        """Returns how many of the complete groups, the oldest first, fill a batch. None if there are too few."""
+        pace, taught = self.pace, 0
+        if pace.refill and self._steps_ahead() == 1:  # nothing is drawn for a later batch
+            return len(ready) if len(ready) == len(self._groups) else None
+        for size, group in enumerate(ready, 1):
+            taught += group.teaches or not pace.refill
+            if taught == pace.num_tasks or size == pace.num_tasks + pace.refill:
+                return size
+        return None
 
     # ---- drawing and running ---------------------------------------------------------------------------------------------
 
-    def _draw_ahead(self) -> None:
+    def _steps_ahead(self) -> int:
+        """Returns the number of batches whose groups may be drawn now."""
         steps = self.pace.depth + 1
-        if self.pace.num_steps is not None:
-            steps = min(steps, self.pace.num_steps - self.admission.done)
-        while len(self._groups) < steps * self.pace.num_tasks:
+        return steps if self.pace.num_steps is None else min(steps, self.pace.num_steps - self.admission.done)
+
+    def _draw_ahead(self) -> None:
+        steps, idle = self._steps_ahead(), sum(not group.teaches for group in self._groups)
+        while len(self._groups) < steps * self.pace.num_tasks + min(idle, steps * self.pace.refill):
             if self._restored:
                 self._put(self._restored.pop(0))
                 continue
@@ -204,7 +228,7 @@ class GroupStream:
             group = self._group(step, position, self._draws[task.id], task, place)
             self._draws[task.id] += 1
             self._next = (step, position + 1)
-            if position + 1 == self.pace.num_tasks:
+            if self.pace.depth and position + 1 == self.pace.num_tasks:  # else `advance` begins the next step
                 self._next = (step + 1, 0)
                 self._draws.clear()
             self._put(group)
@@ -254,6 +278,9 @@ class GroupStream:
         if self._on_chain is not None:
             self._on_chain(group, trajectory)
         if group.complete:
+            group.teaches = self._teaches(group)
+            if not group.teaches and self.pace.refill:
+                self._draw_ahead()
             self._news.set()
 
     def _spawn(self, work: Any) -> None:

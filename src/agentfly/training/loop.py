@@ -164,9 +164,12 @@ class Trainer:
                 measured = figures.step_metrics()
                 metrics |= await measured if isinstance(measured, Awaitable) else measured
             metrics |= cluster_metrics()
+            if rollout.refill:
+                metrics["rollout/refilled"] = float(len(groups) - rollout.num_tasks)
             with timed(metrics, "time/ledger_s"):
+                num_tasks = max(rollout.num_tasks, len(groups)) if rollout.refill else rollout.num_tasks
                 self.ledger.check_rollout(
-                    groups, num_tasks=rollout.num_tasks, num_chains=rollout.num_chains, version=self.learner.version
+                    groups, num_tasks=num_tasks, num_chains=rollout.num_chains, version=self.learner.version
                 )
             await finish(asyncio.ensure_future(self._update(groups, step, metrics)))
             if settings.validate_every and step % settings.validate_every == 0:
@@ -312,7 +315,7 @@ class Trainer:
         rollout = self.config.rollout
         pace = Pace(
             num_tasks=rollout.num_tasks, num_chains=rollout.num_chains, num_steps=self.config.train.steps,
-            max_lag=rollout.max_lag, depth=rollout.steps_ahead, at_limit=rollout.at_limit,
+            max_lag=rollout.max_lag, depth=rollout.steps_ahead, at_limit=rollout.at_limit, refill=rollout.refill,
         )  # fmt: skip
         total = rollout.num_tasks * rollout.num_chains
 
@@ -322,7 +325,9 @@ class Trainer:
                 self.writer.put_trajectories(group.step, "train", [trajectory])
                 self._stored.add(trajectory.id)
 
-        stream = GroupStream(self.plan, pace, draw=self.parts.cursor.draw, seeded=self._seeded, on_chain=show)
+        stream = GroupStream(
+            self.plan, pace, draw=self.parts.cursor.draw, seeded=self._seeded, on_chain=show, teaches=rewards_differ
+        )
         if draws is None:
             stream.start_at(self.step + 1)
         else:
@@ -393,6 +398,11 @@ async def run(parts: RunParts, start: Start, signals: StopSignals | None = None)
                     return await Trainer(parts, plan, start).run()
         finally:
             parts.close()
+
+
+def rewards_differ(group: Group) -> bool:
+    """Whether chains of a complete group have different rewards, so that an algorithm that compares them learns from it."""
+    return len({chain.total_reward for chain in group.trajectories if chain.trainable}) > 1
 
 
 @contextmanager
