@@ -46,7 +46,7 @@ ROOMS = {
     "fleet": Room(7, 1_300),
     "faults": Room(6, 110),
     "testing": Room(7, 190),
-    "rollout": Room(7, 1_198),
+    "rollout": Room(7, 1_200),
     "agents": Room(8, 610),
     "envs": Room(8, 10_430),
     "learn": Room(8, 5_489),
@@ -61,7 +61,7 @@ ROOMS = {
     "health": Room(12, 924),
     "api": Room(13, 155),
     "view": Room(13, 1_745),
-    "cli": Room(14, 2_085),
+    "cli": Room(14, 2_083),
     "__main__": Room(15, 8),
     "__init__": Room(16, 67),
 }

@@ -128,6 +128,27 @@ def test_a_restored_stream_draws_what_was_not_trained_under_the_same_names() -> 
     assert asyncio.run(asyncio.wait_for(again(), 60)) >= pending
 
 
+def test_a_restored_step_holds_all_draws_of_the_step_that_was_stopped() -> None:
+    """With depth 0 a chain is stored under the step of its draw, so none may be left for the next step."""
+    pace = Pace(num_tasks=3, num_chains=2, refill=4)
+    state = {"next": [1, 5], "draws": {}, "pending": [[1, position, 0, 0, position] for position in range(5)]}
+
+    async def work() -> tuple[list[Group], GroupStream]:
+        agent = slow_agent(0)
+        cursor = TaskCursor(TASKS, shuffle=False, seed=1)
+        async with open_environments(agent, make_plan(agent), 64) as plan:
+            stream = GroupStream(plan, pace, draw=cursor.draw, seeded=lambda step: plan)
+            stream.restore(state, cursor.task_at)
+            async with stream:
+                batch = await stream.next_batch(plan.engine.version)
+                stream.advance(1)
+                return batch, stream
+
+    batch, stream = asyncio.run(asyncio.wait_for(work(), 60))
+    assert [(group.step, group.position) for group in batch] == [(1, position) for position in range(5)]
+    assert not stream.in_flight
+
+
 class SimulatedStream:
     """A stream without chains, in simulated time: groups end at random, some after a hundred times the median."""
 

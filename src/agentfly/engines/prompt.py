@@ -86,7 +86,7 @@ def decode(tokenizer: Any, ids: Sequence[int]) -> str:
 @functools.cache
 def _decodes_in_rust(kind: type) -> bool:
     """Whether `decode` of these tokenizers is that of their Rust backend: then transformers need not check every id."""
-    transformers = sys.modules.get("transformers")  # loaded already, if the tokenizer is one of its own
+    transformers = sys.modules.get("transformers")  # a tokenizer of transformers has imported it
     fast = getattr(transformers, "PreTrainedTokenizerFast", None)
     if fast is None or not issubclass(kind, fast):
         return False

@@ -218,6 +218,8 @@ class GroupStream:
 
     def _draw_ahead(self) -> None:
         steps, idle = self._steps_ahead(), sum(not group.teaches for group in self._groups)
+        if self.pace.refill and not self.pace.depth:  # none of a stopped step is left for the next
+            idle = max(idle, len(self._groups) + len(self._restored) - self.pace.num_tasks)
         while len(self._groups) < steps * self.pace.num_tasks + min(idle, steps * self.pace.refill):
             if self._restored:
                 self._put(self._restored.pop(0))

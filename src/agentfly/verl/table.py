@@ -464,7 +464,7 @@ TABLE: dict[str, KeyRule] = {
     "rollout.max_concurrency": LOOP,
     "rollout.max_lag": made("trainer.v1.trainer_mode, trainer.v1.sampler.max_off_policy_threshold", max_lag),
     "rollout.depth": made("trainer.v1.colocate_async.num_warmup_batches", lambda value, job: {}),
-    "rollout.refill": refused("verl's dynamic sampling is a filter of its own trainers, not of the agent loop"),
+    "rollout.refill": refused("verl's agent loop cannot draw further tasks within a step"),
     "rollout.at_limit": refused("verl does not mask single tokens by their age: it waits for a late group"),
     "rollout.at_update": refused("verl ends the replies in progress and recomputes their cache"),
     "rollout.group_timeout_s": LOOP,
