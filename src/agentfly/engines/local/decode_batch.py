@@ -307,7 +307,7 @@ class DecodeBatch:
         self._added, self._removed = [], []
         changes = Changes(self._added_rows(new), self._new_windows(rows, steps), self._new_pages(rows, steps), removed)
         if self._kernels is not None:
-            rows_of = self._kernels.Rows(self.ints, self.floats, self.uniforms, self.table)
+            rows_of = self._kernels.DecodeRows(self.ints, self.floats, self.uniforms, self.table)
             uploaded = self._uploads.upload(changes)
             self._kernels.apply_changes(*uploaded, rows_of, self.step_index, left=LEFT, drawn=DRAWN)
         else:
@@ -436,7 +436,7 @@ class DecodeBatch:
     def _begin(self, size: int) -> tuple[Tensor, ...]:
         """Count the step. Returns token, position, place of the new key, length and uniform number of the rows."""
         if self._kernels is not None:
-            rows = self._kernels.Rows(self.ints, self.floats, self.uniforms, self.table)
+            rows = self._kernels.DecodeRows(self.ints, self.floats, self.uniforms, self.table)
             arrays: tuple[Tensor, ...] = self._kernels.begin_step(rows, self.step_index, size, PAGE_SIZE, columns=COLUMNS)
             return arrays
         self.step_index += 1
@@ -452,7 +452,7 @@ class DecodeBatch:
     def _end(self, ids: Tensor, logprobs: Tensor) -> None:
         """Keep the results of the step and advance the rows."""
         if self._kernels is not None:
-            rows = self._kernels.Rows(self.ints, self.floats, self.uniforms, self.table)
+            rows = self._kernels.DecodeRows(self.ints, self.floats, self.uniforms, self.table)
             columns = (*COLUMNS, STOPS)
             logprobs = logprobs.float()
             self._kernels.end_step(rows, ids, logprobs, self.results, self.step_index, columns=columns, max_steps=MAX_STEPS)
