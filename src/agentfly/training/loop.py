@@ -274,8 +274,8 @@ class Trainer:
             await self._save_last()
 
     async def _save_last(self) -> None:
-        if self.sound:
-            await self.saver.save_last(self.step, self._state())
+        if self.sound:  # a signal that arrives in the meantime ends the run after the checkpoint
+            await finish(asyncio.ensure_future(self.saver.save_last(self.step, self._state())))
         else:
             await self.saver.wait()
             newest = f"the newest checkpoint is {self.saver.newest}" if self.saver.newest else "there is no checkpoint"
