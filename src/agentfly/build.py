@@ -11,7 +11,7 @@ from typing import Any
 from . import plugins
 from .agents.base import BaseAgent
 from .config import Config
-from .data import DataSettings, Source, has_splits, is_file_name, load_tasks, row_key, row_of, split_rows
+from .data import DataSettings, DataSource, has_splits, is_file_name, load_tasks, row_key, row_of, split_rows
 from .engines import short_name
 from .errors import ConfigError, DataError
 from .learn.algorithms import find_algorithm
@@ -149,7 +149,7 @@ def build_tasks(
     return sides
 
 
-def _of_source(source: Source, tasks: Sequence[Task]) -> list[Task]:
+def _of_source(source: DataSource, tasks: Sequence[Task]) -> list[Task]:
     """The tasks with the name of their source, which is a field of those that have no field `source`.
 
     Rows without an id of their own have their number as id: the name before it makes it unique.

@@ -77,20 +77,26 @@ class DataSettings:
         return 200 if self.validation_count is None else self.validation_count
 
     @property
+    def sampler_options(self) -> tuple[str | Callable[..., Any], dict[str, Any]]:
+        """The sampler without its options, and these."""
+        options = dict(self.sampler) if isinstance(self.sampler, Mapping) else {"kind": self.sampler}
+        return options.pop("kind"), options
+
+    @property
     def name(self) -> str | None:
         """What the rows are called: the file or task set, or the names of all sources."""
         return "+".join(self.sources) or self.train or None
 
-    def parts(self) -> list[Source]:
+    def parts(self) -> list[DataSource]:
         """Returns the sources, or the only one, which has no name. Raises ConfigError for a source that is wrong."""
         if not self.sources:
-            return [Source(None, 1.0, self)]
+            return [DataSource(None, 1.0, self)]
         for key in ("train", "validation"):
             if getattr(self, key):
                 raise ConfigError(f"data.{key} and data.sources exclude each other: put the rows into a source of their own")
         return [self._part(name, table) for name, table in self.sources.items()]
 
-    def _part(self, name: str, table: Mapping[str, Any]) -> Source:
+    def _part(self, name: str, table: Mapping[str, Any]) -> DataSource:
         prefix = f"data.sources.{name}"
         if not re.fullmatch(r"[\w-]+", name):
             raise ConfigError(f"{prefix}: the name of a source has letters, digits, _ and - only")
@@ -105,12 +111,12 @@ class DataSettings:
         weight: float = read(f"{prefix}.weight", table.get("weight", 1.0), float, Bounds(above=0))
         own = {key: value for key, value in table.items() if key != "weight"}
         try:
-            return Source(name, weight, dataclasses.replace(self, sources={}, **own))
+            return DataSource(name, weight, dataclasses.replace(self, sources={}, **own))
         except ConfigError as error:
             raise ConfigError(str(error).replace("data.", f"{prefix}.", 1)) from error
 
 
-class Source(NamedTuple):
+class DataSource(NamedTuple):
     """A named part of the rows: its share of the draws is its weight among those of all sources."""
 
     name: str | None

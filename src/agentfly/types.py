@@ -106,7 +106,7 @@ class Message:
 class Task:
     """One row of the data set: the opening messages, and all other fields, which rewards and tools request by name.
 
-    `row` is the number of the row in its file or list, counted from 0, and `source` the one of `data.sources` that has it.
+    `row` is the number of the row in its file or list, counted from 0. `source` names the one of `data.sources` that has it.
     """
 
     id: str

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import random
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentfly import plugins
-from agentfly.build import build_tasks
+from agentfly.build import build_tasks, held_out_tasks
 from agentfly.config import Config
 from agentfly.data import DataSettings, load_tasks
-from agentfly.errors import ConfigError
+from agentfly.errors import ConfigError, DataError
 from agentfly.protocols import GroupResult, LearningSampler, TaskSampler
 from agentfly.training.draws import TaskDraws
 from agentfly.training.idle import without_effect
@@ -176,8 +178,11 @@ class NoSampler:
 
 def test_a_class_a_registered_name_and_a_path_are_the_same_sampler() -> None:
     plugins.register("samplers", "backwards", Backwards)
+    state = TaskDraws(TASKS, DataSettings(sampler=Backwards), 0).state()
     for sampler in (Backwards, "backwards", f"{__name__}:Backwards", {"kind": Backwards}):
-        assert ids(TaskDraws(TASKS, DataSettings(sampler=sampler), 0), 8) == [*map(str, reversed(range(7))), "6"]
+        draws = TaskDraws(TASKS, DataSettings(sampler=sampler), 0)
+        assert ids(draws, 8) == [*map(str, reversed(range(7))), "6"]
+        assert draws.restore(state)
 
 
 def test_a_config_names_a_sampler_that_was_an_object_as_it_can_be_found() -> None:
@@ -279,6 +284,35 @@ def test_a_source_that_is_wrong_is_one_sentence(tree: dict[str, Any], sentence: 
     with pytest.raises(ConfigError) as caught:
         Config.from_dict({"data": tree})
     assert sentence in str(caught.value)
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text(json.dumps(rows))
+    return str(path)
+
+
+def test_rows_without_an_id_get_one_from_their_source_and_a_row_keeps_its_field_source(tmp_path: Path) -> None:
+    one = write(tmp_path / "one.json", [{"question": f"one {i}"} for i in range(6)])
+    two = write(tmp_path / "two.json", [{"question": f"two {i}", "id": f"x{i}", "source": "web"} for i in range(6)])
+    config = sources(one={"train": one}, two={"train": two})
+    train, held = build_tasks(config)
+    assert {task.id for task in [*train, *held]} == {f"{name}{i}" for name in ("one-", "x") for i in range(6)}
+    assert {(task.source, task.fields["source"]) for task in train} == {("one", "one"), ("two", "web")}
+    assert [task.source for task in held] == ["one", "two"]
+    assert [task.source for task in held_out_tasks(config, "validation")] == ["one"] * 6 + ["two"] * 6  # not trained here
+
+
+def test_rows_that_two_sources_share_are_refused(tmp_path: Path) -> None:
+    rows = [{"question": f"q{i}", "id": f"x{i}"} for i in range(6)]
+    one, two = write(tmp_path / "one.json", rows), write(tmp_path / "two.json", [{**row, "answer": "a"} for row in rows])
+    with pytest.raises(DataError, match="the sources 'one' and 'two' both have a row with the id 'x"):
+        build_tasks(sources(one={"train": one}, two={"train": two}))
+    with pytest.raises(ConfigError, match="so its success would measure memory"):
+        build_tasks(sources(one={"train": one}, two={"train": two, "validation": one}))
+    with pytest.raises(DataError, match="the data set is empty"):
+        build_tasks(sources(one={"train": write(tmp_path / "none.json", [])}))
+    with pytest.raises(ConfigError, match="data.sources names the rows: give no other data"):
+        build_tasks(sources(one={"train": one}), data=rows)
 
 
 def test_a_config_with_sources_is_written_and_read_again(tmp_path: Any) -> None:

@@ -61,13 +61,13 @@ class Chain:
     number: int
     outcome: str
     scored: bool
-    success: bool
     trainable: bool
     total: float
     num_tokens: int
     versions: Counter[int]
     prompt: int | None
     drawn: tuple[int, int] | None
+    success: bool = False
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -65,7 +66,8 @@ class TaskDraws:
             source.state()
             self._sources.append(source)
             self._places |= {row: (source, index) for index, row in enumerate(rows)}
-        kinds = [] if len(self._sources) == 1 and self._sources[0].kind == "epochs" else [each.kind for each in self._sources]
+        kinds = [type(source.sampler).__qualname__ for source in self._sources]
+        kinds = [] if kinds == [EpochSampler.__qualname__] else kinds
         self._rows = " ".join([fingerprint(tasks), str(data.shuffle), str(seed), *kinds])
 
     @property
@@ -89,9 +91,9 @@ class TaskDraws:
             source.credit += source.weight / total
         chosen = max(self._sources, key=lambda source: source.credit)
         chosen.credit -= 1.0
-        index = chosen.call(chosen.sampler.draw)
-        if not isinstance(index, int) or not 0 <= index < len(chosen.rows):
-            raise ConfigError(f"the sampler {chosen.kind!r} drew {index!r}, but its rows are 0 to {len(chosen.rows) - 1}")
+        index = chosen.call(operator.index, chosen.call(chosen.sampler.draw))
+        if not 0 <= index < len(chosen.rows):
+            raise ConfigError(f"the sampler {chosen.kind!r} drew {index}, but its rows are 0 to {len(chosen.rows) - 1}")
         row = chosen.rows[index]
         return row, self._tasks[row]
 
@@ -127,8 +129,7 @@ class TaskDraws:
 
 def _open_sampler(data: DataSettings, tasks: Sequence[Task], seed: int) -> tuple[str, TaskSampler]:
     """Returns the name of the sampler that a source asks for, and the sampler."""
-    options = dict(data.sampler) if isinstance(data.sampler, Mapping) else {"kind": data.sampler}
-    given = options.pop("kind")
+    given, options = data.sampler_options
     make = plugins.resolve("samplers", given) if isinstance(given, str) else given
     name = given if isinstance(given, str) else getattr(given, "__name__", repr(given))
     if make is EpochSampler:
