@@ -126,7 +126,7 @@ def test_a_row_in_flight_is_not_drawn_again_unless_all_are() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"floor": 0.0}, "data.sampler 'curriculum': the option floor must be a number above 0 and at most 1, not 0.0"),
+        ({"floor": 0.0}, "data.sampler 'curriculum': the option floor must be a number from 0.001 to 1, not 0.0"),
         ({"prior": 2}, "the option prior must be a number from 0 to 1, not 2"),
         ({"flor": 0.1}, "data.sampler does not fit the sampler 'curriculum': got an unexpected keyword argument 'flor'"),
     ],

@@ -59,7 +59,7 @@ class CurriculumSampler:
         self, tasks: Sequence[Task], seed: int, *, floor: float = 0.1, prior: float = 0.5, memory: float = 0.5
     ) -> None:
         self._seed = seed
-        self._floor: float = read("the option floor", floor, Annotated[float, Bounds(above=0, high=1)])
+        self._floor: float = read("the option floor", floor, Annotated[float, Bounds(low=0.001, high=1)])
         self._prior: float = read("the option prior", prior, Share)
         self._memory: float = read("the option memory", memory, Share)
         self._drawn = 0
@@ -68,12 +68,12 @@ class CurriculumSampler:
         self._weights = [self._weight(0.0, 0.0)] * len(tasks)
 
     def draw(self) -> int:
-        weights = self._weights
-        if len(self._in_flight) < len(weights):
-            weights = [*weights]
-            for row in self._in_flight:
-                weights[row] = 0.0
-        [row] = random.Random(f"{self._seed}/{self._drawn}").choices(range(len(weights)), weights)
+        chance, num_rows = random.Random(f"{self._seed}/{self._drawn}"), len(self._weights)
+        while True:  # no weight is above 1, so rows are accepted in proportion to theirs
+            row = chance.randrange(num_rows)
+            waits = row in self._in_flight and len(self._in_flight) < num_rows
+            if not waits and chance.random() < self._weights[row]:
+                break
         self._drawn += 1
         self._in_flight[row] += 1
         return row
