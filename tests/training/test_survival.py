@@ -390,7 +390,7 @@ def test_a_checkpoint_of_another_model_or_config_is_refused_in_a_sentence(
 def test_a_run_goes_on_with_other_rows_and_says_so(model: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(model, run.parent, rows=ROWS[:10], steps=4, resume=run)
     told = capsys.readouterr().out
-    assert "the training rows, data.shuffle or the seed are not those of the saved run" in told
+    assert "the training rows, data.sampler, data.shuffle or the seed are not those of the saved run" in told
     assert "the validation rows are not those of the saved run" in told
 
 

@@ -55,7 +55,7 @@ NOT_READ = {
     )
 }  # fmt: skip
 
-KINDS = ("algorithms", "agents", "tools", "rewards", "tasks", "demos")
+KINDS = ("algorithms", "agents", "tools", "rewards", "tasks", "demos", "samplers")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -201,7 +201,8 @@ def _eval(arguments: argparse.Namespace) -> int:
         model = arguments.model or str(latest_checkpoint(Path(arguments.config)))
         config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, model=model))
     if arguments.data:
-        rows = dataclasses.replace(config.data, train="", validation=arguments.data, validation_count=_given_count(arguments))
+        count = _given_count(arguments)
+        rows = dataclasses.replace(config.data, train="", sources={}, validation=arguments.data, validation_count=count)
         config = dataclasses.replace(config, data=rows)
     console = Console()
     with ChainProgress(console, config.agent.success_at) as progress:

@@ -104,6 +104,8 @@ def _description(config: Config) -> dict[str, Any]:
 def _demonstrations(config: Config, agent: BaseAgent) -> tuple[list[Sample], list[Sample]]:
     """Returns training rows and held-out rows."""
     data = config.data
+    if data.sources:
+        raise ConfigError("agentfly sft takes one data set: set data.train instead of data.sources")
     if not data.train:
         raise ConfigError("data.train is not set: point it at demonstrations: a file of rows with messages, or a set's name")
     rows = demo_rows(data.train, data.train_count, config.seed)
