@@ -3,6 +3,7 @@ and `nightly`."""
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -59,6 +60,17 @@ def built_in_names_mean_the_built_ins() -> None:
     for kind, registered in plugins._registered.items():
         for name in plugins.BUILTIN.get(kind, {}):
             registered.pop(name, None)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def a_collection_visits_the_objects_of_one_module() -> Iterator[None]:
+    """A worker holds millions of objects of imports and of collected tests, so a full collection would take up to a second.
+
+    `envs.check` collects ten times per environment.
+    """
+    gc.freeze()
+    yield
+    gc.collect()
 
 
 @pytest.fixture(autouse=True, scope="module")
