@@ -23,7 +23,7 @@ from agentfly.errors import ConfigError, EngineError
 from agentfly.types import Sampling
 
 from ..needs import has_interpreter
-from .tiny import FAMILIES, ask, ask_or_leave, check_pages, close_to, full_logprobs, make_model, prompt_of, run, until
+from .tiny import FAMILIES, ask, ask_or_leave, check_pages, close_to, full_logprobs, is_idle, make_model, prompt_of, run, until
 
 DRAWS: list[dict[str, Any]] = [
     {"temperature": 1.0},
@@ -573,7 +573,7 @@ def test_a_storm_of_cancelled_repeated_and_rewritten_chains_leaves_the_books_bal
     async def work(engine: Any) -> None:
         for _ in range(3):
             await asyncio.gather(*(chain(engine, number) for number in range(40)))
-            await until(lambda: not engine._scheduler.busy and not engine._inbox)
+            await until(lambda: is_idle(engine))
             check_pages(engine._scheduler.allocator)
 
     run(work, model, cache="pages", kv_tokens=1200, max_context=160, max_batch=12, max_step_tokens=64)
