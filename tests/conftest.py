@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,10 +31,12 @@ settings.load_profile("agentfly")
 
 
 def longest_first(items: list[pytest.Item], times: Path) -> None:
-    """Order the tests by the seconds of their files; the tests of a file stay together and in order."""
+    """Order the tests by the seconds of their files, in the longest run; the tests of a file stay together and in order."""
     rows = re.findall(r"^\| (tests/\S+\.py) \| (\d+) \|$", times.read_text(encoding="utf-8"), re.MULTILINE)
-    seconds = {times.parent.parent / path: int(number) for path, number in rows}
-    items.sort(key=lambda item: -seconds.get(item.path, 0))
+    seconds: Counter[Path] = Counter()
+    for path, number in rows:
+        seconds[times.parent.parent / path] = max(int(number), seconds[times.parent.parent / path])
+    items.sort(key=lambda item: -seconds[item.path])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
