@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-WORKERS ?= 2
+# Tests wait for about a third of their time, so three workers keep two cores busy.
+WORKERS ?= 3
 RUN_TESTS = $(BIN)/python scripts/run_tests.py --workers $(WORKERS) $(if $(AGAIN),--again) $(if $(TIMES),--times tests/times.md)
 STAMP := $(VENV)/.installed
 

@@ -148,7 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--fast", action="store_true", help="only the tests that neither train nor run the documentation")
     which.add_argument("--nightly", action="store_true", help="only the tests that `make test` leaves out")
-    parser.add_argument("--workers", type=int, default=2, help="processes for the part that may be spread (default: 2)")
+    parser.add_argument("--workers", type=int, default=3, help="processes for the part that may be spread (default: 3)")
     parser.add_argument("--times", type=Path, metavar="FILE", help="write the seconds of each file and of the slowest tests")
     options = parser.parse_args(arguments)
     command, marks = "make test", "not nightly"

@@ -3,10 +3,12 @@ and `nightly`."""
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,10 +31,12 @@ settings.load_profile("agentfly")
 
 
 def longest_first(items: list[pytest.Item], times: Path) -> None:
-    """Order the tests by the seconds of their files; the tests of a file stay together and in order."""
+    """Order the tests by the seconds of their files, in the longest run; the tests of a file stay together and in order."""
     rows = re.findall(r"^\| (tests/\S+\.py) \| (\d+) \|$", times.read_text(encoding="utf-8"), re.MULTILINE)
-    seconds = {times.parent.parent / path: int(number) for path, number in rows}
-    items.sort(key=lambda item: -seconds.get(item.path, 0))
+    seconds: Counter[Path] = Counter()
+    for path, number in rows:
+        seconds[times.parent.parent / path] = max(int(number), seconds[times.parent.parent / path])
+    items.sort(key=lambda item: -seconds[item.path])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -59,6 +63,17 @@ def built_in_names_mean_the_built_ins() -> None:
     for kind, registered in plugins._registered.items():
         for name in plugins.BUILTIN.get(kind, {}):
             registered.pop(name, None)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def a_collection_visits_the_objects_of_one_module() -> Iterator[None]:
+    """A worker holds millions of objects of imports and of collected tests, so a full collection would take up to a second.
+
+    `envs.check` collects ten times per environment.
+    """
+    gc.freeze()
+    yield
+    gc.collect()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,7 +1,7 @@
 """The documentation is true: its snippets run, its tables are what the code says, its links lead somewhere.
 
 The Python blocks of a page run in order, in one namespace and one empty folder with `recipes/` and `examples/` in it; shell
-lines run one by one in the same folder. Run as a program, this file runs one page: `python tests/test_docs.py PAGE FOLDER`.
+lines run one by one in the same folder, which is that of one process.
 Training is cut to miniature size (SMALL); `make` and `pip` lines are checked, not run.
 """
 
@@ -29,6 +29,7 @@ import pytest
 
 from agentfly.cli import make_parser
 from agentfly.recipes import recipes
+from tests.forks import call_in_fork
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -263,10 +264,10 @@ def has_code(page: Path) -> bool:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if has_code(page)], ids=page_id)
 def test_every_snippet_of_a_page_runs(page: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(Path(__file__)), str(page), str(tmp_path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "120"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=800, env=environment, stdin=subprocess.DEVNULL)
-    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "120"}
+    folder, log = tmp_path / "page", tmp_path / "log"
+    folder.mkdir()
+    assert call_in_fork(run_page, page, folder, log=log, environ=environ, timeout_s=800) == 0, log.read_text()[-8000:]
 
 
 @pytest.fixture(scope="module")
@@ -372,7 +373,3 @@ def test_training_lines_are_made_small_behind_their_config() -> None:
     assert words[-1] == "--dry-run"
     assert "train.steps=1" in words
     assert miniature(["tools", "list"]) == ["tools", "list"]
-
-
-if __name__ == "__main__":
-    run_page(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve())

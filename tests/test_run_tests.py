@@ -24,6 +24,7 @@ def test_shaky():
     mark.touch()
     assert ran
 """
+LESS = "| tests/test_suite.py | 1 |\n| tests/test_a.py | 1 |"
 
 
 @pytest.fixture
@@ -62,10 +63,10 @@ def test_times_are_written_per_part_folder_file_and_test_into_the_section_of_the
 ) -> None:
     suite(tmp_path, "import time\n\ndef test_slow():\n    time.sleep(2.1)\n")
     times = tmp_path / "tests" / "times.md"
-    times.write_text(f"{program.TITLE}\n\n## make bench\n\nkept\n\n## make test\n\nformer\n")
+    times.write_text(f"{program.TITLE}\n\n## make bench\n\nkept\n\n## make test\n\nformer\n\n## make test-nightly\n\n{LESS}\n")
     assert program.main(["--workers", "1", "--times", str(times)]) == 0
-    title, bench, test = times.read_text().split("\n\n## ")
-    assert (title, bench) == (program.TITLE, "make bench\n\nkept")
+    title, bench, test, nightly = times.read_text().split("\n\n## ")
+    assert (title, bench, nightly) == (program.TITLE, "make bench\n\nkept", f"make test-nightly\n\n{LESS}\n")
     assert test.startswith("make test\n\n| part |")
     assert "former" not in test
     for name in ("tests/sandbox", "tests", "tests/test_suite.py", "tests/test_suite.py::test_slow"):

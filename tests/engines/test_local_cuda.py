@@ -10,7 +10,7 @@ import torch
 
 from tests.needs import needs_cuda
 
-from .tiny import FAMILIES, ask, ask_or_leave, check_pages, close_to, make_model, prompt_of, run, until
+from .tiny import FAMILIES, ask, ask_or_leave, check_pages, close_to, is_idle, make_model, prompt_of, run, until
 
 pytestmark = [pytest.mark.gpu, needs_cuda]
 
@@ -81,7 +81,7 @@ def test_chains_that_leave_come_again_and_do_not_fit_at_once_are_read_again_and_
     async def work(engine):
         for _ in range(2):
             await asyncio.gather(*(chain(engine, number) for number in range(64)))
-            await until(lambda: not engine._scheduler.busy and not engine._inbox)
+            await until(lambda: is_idle(engine))
             check_pages(engine._scheduler.allocator)
         return engine.stats()
 

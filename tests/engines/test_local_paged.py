@@ -23,7 +23,7 @@ from agentfly.errors import ConfigError, EngineError
 from agentfly.types import Sampling
 
 from ..needs import has_interpreter
-from .tiny import FAMILIES, ask, ask_or_leave, check_pages, close_to, full_logprobs, make_model, prompt_of, run, until
+from .tiny import FAMILIES, ask, ask_or_leave, check_pages, close_to, full_logprobs, is_idle, make_model, prompt_of, run, until
 
 DRAWS: list[dict[str, Any]] = [
     {"temperature": 1.0},
@@ -64,10 +64,22 @@ class SlowPass:
         self.work = self.before = None
 
 
-@pytest.fixture(params=[False, True], ids=["prefilled at once", "prefilled beside launches"])
-def slow(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU a prefill pass runs beside decode launches; here it is postponed, which is the worst case."""
-    if request.param:
+NIGHTLY = pytest.mark.nightly  # by day each way of launching with one way of prefilling
+
+
+@pytest.fixture(
+    params=[
+        pytest.param((0, False), id="finished at once-prefilled at once"),
+        pytest.param((0, True), id="finished at once-prefilled beside launches", marks=NIGHTLY),
+        pytest.param((1, False), id="one launch ahead-prefilled at once", marks=NIGHTLY),
+        pytest.param((1, True), id="one launch ahead-prefilled beside launches"),
+    ]
+)
+def ways(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a prefill pass runs beside decode launches; here it may be postponed, which is the worst case."""
+    launches, beside = request.param
+    monkeypatch.setattr(paged_scheduler, "LAUNCHES_AHEAD", {"cpu": launches, "cuda": launches})
+    if beside:
         postpone_passes(monkeypatch)
 
 
@@ -84,7 +96,7 @@ def postpone_passes(monkeypatch: pytest.MonkeyPatch, patience: int = 3) -> None:
     monkeypatch.setattr(prefill.Prefiller, "run", postponed)
 
 
-@pytest.mark.usefixtures("ahead", "slow")
+@pytest.mark.usefixtures("ways")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_many_chains_of_several_turns_are_those_of_the_slots(family: str) -> None:
     model = make_model(family)
@@ -125,7 +137,7 @@ def test_siblings_read_the_full_pages_of_their_prompt_once() -> None:
         assert close_to(completion.logprobs, full_logprobs(model, prompt, completion.token_ids))
 
 
-@pytest.mark.usefixtures("ahead", "slow")
+@pytest.mark.usefixtures("ways")
 def test_later_turns_read_only_what_is_new() -> None:
     async def work(engine: Any) -> Any:
         prompt, read = prompt_of(40), []
@@ -139,7 +151,7 @@ def test_later_turns_read_only_what_is_new() -> None:
     assert run(work, cache="pages") == [39, 10, 10]
 
 
-@pytest.mark.usefixtures("ahead", "slow")
+@pytest.mark.usefixtures("ways")
 def test_a_pool_too_small_for_all_sends_rows_back_and_still_says_the_same() -> None:
     model = make_model()
 
@@ -154,7 +166,7 @@ def test_a_pool_too_small_for_all_sends_rows_back_and_still_says_the_same() -> N
     assert tight == roomy
 
 
-@pytest.mark.usefixtures("ahead", "slow")
+@pytest.mark.usefixtures("ways")
 def test_rows_at_the_far_end_move_into_free_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model()
     sizes: list[int] = []
@@ -181,7 +193,7 @@ def test_rows_at_the_far_end_move_into_free_rows(monkeypatch: pytest.MonkeyPatch
     assert ours == run(work, model, stop_ids=[])
 
 
-@pytest.mark.usefixtures("ahead", "slow")
+@pytest.mark.usefixtures("ways")
 def test_a_launch_is_short_and_moves_no_row_while_others_wait_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
     launches: list[tuple[int, int, int]] = []
     launch = decode_batch.DecodeBatch.launch
@@ -492,7 +504,7 @@ def test_a_pass_of_a_removed_sequence_does_not_overwrite_the_next_holder_of_its_
     assert close_to(completion.logprobs, full_logprobs(model, prompt_of(9, 5), completion.token_ids))
 
 
-@pytest.mark.usefixtures("ahead", "slow")
+@pytest.mark.usefixtures("ways")
 def test_stop_ids_and_stop_strings_end_a_reply_inside_a_round() -> None:
     model = make_model()
 
@@ -532,7 +544,7 @@ def test_new_weights_are_used_from_the_next_token_and_old_keys_never() -> None:
     assert close_to(completion.logprobs, full_logprobs(model, prompt_of(40), completion.token_ids))
 
 
-@pytest.mark.usefixtures("ahead", "slow")
+@pytest.mark.usefixtures("ways")
 def test_a_publish_in_the_middle_of_a_reply_goes_on_with_the_new_weights() -> None:
     model = make_model()
 
@@ -573,7 +585,7 @@ def test_a_storm_of_cancelled_repeated_and_rewritten_chains_leaves_the_books_bal
     async def work(engine: Any) -> None:
         for _ in range(3):
             await asyncio.gather(*(chain(engine, number) for number in range(40)))
-            await until(lambda: not engine._scheduler.busy and not engine._inbox)
+            await until(lambda: is_idle(engine))
             check_pages(engine._scheduler.allocator)
 
     run(work, model, cache="pages", kv_tokens=1200, max_context=160, max_batch=12, max_step_tokens=64)

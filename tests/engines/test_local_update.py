@@ -20,7 +20,7 @@ from agentfly.errors import ConfigError, DeadlineError, EngineError
 from agentfly.protocols import TrainableEngine
 
 from . import tiny
-from .tiny import ask, check_pages, close_to, full_logprobs, make_model, prompt_of, until
+from .tiny import ask, check_pages, close_to, full_logprobs, is_idle, make_model, prompt_of, until
 
 MODES = ["recompute", "keep", "finish"]
 EVERY_MODE = pytest.mark.parametrize("mode", MODES)
@@ -285,7 +285,7 @@ def test_weights_that_change_under_load_leave_every_reply_right(mode: str, cache
         finally:
             stop.set()
         await asyncio.gather(*learners)
-        await until(lambda: not engine._scheduler.busy and not engine._inbox)
+        await until(lambda: is_idle(engine))
         if cache == "pages":
             check_pages(engine._scheduler.allocator)
         return engine.stats(), engine.version

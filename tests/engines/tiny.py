@@ -129,6 +129,11 @@ async def until(happened: Callable[[], Any]) -> None:
         await asyncio.sleep(0.001)
 
 
+def is_idle(engine: LocalEngine) -> bool:
+    """No request is left. The end of a session does not wake an idle engine, so it may wait in the inbox."""
+    return not engine._scheduler.busy and all(kind == "release" for kind, _ in engine._inbox.copy())
+
+
 def prompt_of(length: int, seed: int = 0) -> list[int]:
     generator = torch.Generator().manual_seed(1000 * seed + length)
     return torch.randint(3, 250, (length,), generator=generator).tolist()

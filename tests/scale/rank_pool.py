@@ -1,7 +1,7 @@
 """A pool of rank processes that runs all cases once, for several tests.
 
-`run_pool` starts it; `python -m tests.scale.rank_pool FOLDER RANK PORTS DEVICE PATTERN SIZE...` is one of its processes. It
-runs the cases and checks whose names match, first on the first SIZE ranks, and so on; rank 0 leaves what it found in FOLDER.
+`run_pool` starts `python -m tests.scale.rank_pool FOLDER PORTS DEVICE PATTERN SIZE...`, which imports torch and forks ranks.
+They run the cases and checks whose names match, first on the first SIZE ranks, and so on; rank 0 leaves the results in FOLDER.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import faulthandler
 import glob
 import os
 import re
+import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import torch
@@ -34,27 +34,19 @@ LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFF
 def run_pool(folder: Path, sizes: Sequence[int], device: str = "cpu", pattern: str = "") -> None:
     """Run the cases whose names match on pools of these sizes. Raises AssertionError if a process fails."""
     words = [sys.executable, "-m", "tests.scale.rank_pool", str(folder)]
-    more = [",".join(f"{free_port()}" for _ in sizes), device, pattern, *map(str, sizes)]
+    words += [",".join(f"{free_port()}" for _ in sizes), device, pattern, *map(str, sizes)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     if sys.platform == "linux":  # gloo takes the interface of the host's name, which may not resolve
         environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    logs = [folder / f"rank-{rank}.log" for rank in range(max(sizes))]
-    pool = []
-    for rank, log in enumerate(logs):
-        with log.open("wb") as out:
-            own = [*words, f"{rank}", *more]
-            pool.append(subprocess.Popen(own, cwd=ROOT, env=environ, stdout=out, stderr=out, start_new_session=True))
-    deadline = time.monotonic() + PATIENCE_S
+    process = subprocess.Popen(words, cwd=ROOT, env=environ, start_new_session=True)
     try:
-        while any(process.poll() is None for process in pool) and not any(process.poll() for process in pool):
-            assert time.monotonic() < deadline, "the ranks took too long"
-            time.sleep(0.1)
-        codes = [process.poll() for process in pool]
-        assert codes == [0] * len(pool), f"exit codes {codes}\n" + "\n".join(log.read_text()[-3000:] for log in logs)
+        status = process.wait(PATIENCE_S)
     finally:
-        for process in pool:
-            process.kill()
-            process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    logs = [folder / f"rank-{rank}.log" for rank in range(max(sizes))]
+    assert status == 0, "\n".join(log.read_text()[-3000:] for log in logs if log.exists())
 
 
 def listening() -> list[str]:
@@ -68,8 +60,22 @@ def _lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines()[1:] if os.path.exists(path) else []
 
 
+def fork_ranks(folder: Path, count: int) -> int | None:
+    """The number of this rank; None in the process that forked them, once all have ended. Raises if one failed."""
+    for rank in range(count):
+        if not os.fork():
+            with (folder / f"rank-{rank}.log").open("wb") as log:
+                os.dup2(log.fileno(), 1)
+                os.dup2(log.fileno(), 2)
+            return rank
+    for _ in range(count):
+        status = os.waitstatus_to_exitcode(os.wait()[1])
+        if status:
+            raise SystemExit(f"a rank ended with {status}")  # the others may wait for it
+    return None
+
+
 def main(folder: Path, rank: int, ports: Sequence[str], device: str, pattern: str, sizes: Sequence[int]) -> None:
-    torch.set_num_threads(1)
     faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
     for port, size in zip(ports, sizes, strict=True):
         if rank >= size:
@@ -97,5 +103,9 @@ def run_cases(group: RankGroup, folder: Path, size: int, device: str, pattern: s
 
 
 if __name__ == "__main__":
-    place, number, ports, device, pattern, *sizes = sys.argv[1:]
-    main(Path(place), int(number), ports.split(","), device, pattern, list(map(int, sizes)))
+    place, ports, device, pattern, *words = sys.argv[1:]
+    torch.set_num_threads(1)
+    sizes = list(map(int, words))
+    rank = fork_ranks(Path(place), max(sizes))
+    if rank is not None:
+        main(Path(place), rank, ports.split(","), device, pattern, sizes)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,22 @@ from agentfly.learn.model.storage import load_state
 from agentfly.runs.checkpoints import STATE, broken_files
 from tests.close import ROUNDING, TERMS, assert_close_to_norm
 from tests.scale.rank_cases import CASES, SIZES, groups_of, make_learner, make_model, run_case, updates_of, weights_of
-from tests.scale.rank_checks import PLAIN, SAVED, go_on, other_model, save
+from tests.scale.rank_checks import CHECKS, PLAIN, SAVED, go_on, other_model, save
 from tests.scale.rank_pool import ROOT, run_pool
 
 pytestmark = pytest.mark.timeout(1200)  # a busy machine imports torch four times
+FOUR = (
+    "grpo in micro batches",
+    "grpo, window",
+    "gspo",
+    "ppo",
+    "lora, ppo",
+    "a single row",
+    "a loss over the minibatch",
+    "bfloat16",
+)
+"""What runs on four ranks by day: each kind of batch, loss, critic and weights once. All cases run on two."""
+SAVED_ON_FOUR = ("ppo, shared critic", "lora")
 DIVISION = {"train/padding_waste"}
 """Metrics of the division into micro batches, which is another one on several ranks."""
 TERMS_OF = {torch.float32: TERMS, torch.bfloat16: 1}
@@ -30,16 +44,34 @@ def limit_of(name: str) -> float:
     return ROUNDING if "dtype" not in CASES[name] else 4 * torch.finfo(torch.bfloat16).eps
 
 
+def pattern_of(names: Iterable[str]) -> str:
+    return f"^({'|'.join(map(re.escape, names))})$"
+
+
+def on_four(night: bool = False) -> list[str]:
+    """The cases and checks of four ranks by day, or the others."""
+    by_day = {*FOUR, *CHECKS} - {f"saved {name}" for name in SAVED} | {f"saved {name}" for name in SAVED_ON_FOUR}
+    return [name for name in (*CASES, *CHECKS) if (name in by_day) != night]
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The results of all cases: four processes run them once."""
+    """The results of all cases on two ranks, and of some on four: forked processes run them once."""
     folder = tmp_path_factory.mktemp("ranks")
     for name in SAVED:
         learner = make_learner(CASES[name], make_model(CASES[name]))
         learner.update(groups_of(CASES[name], 0))
         save(learner, folder, f"1-ranks-{name}")
-    run_pool(folder, SIZES)
+    run_pool(folder, [2])
+    run_pool(folder, [4], pattern=pattern_of(on_four()))
     return folder
+
+
+@pytest.fixture(scope="module")
+def whole(found: Path) -> Path:
+    """The results of all cases."""
+    run_pool(found, [4], pattern=pattern_of(on_four(night=True)))
+    return found
 
 
 def end_ranks(groups: int) -> None:
@@ -66,9 +98,18 @@ def assert_near(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor], ter
         assert_close_to_norm(got[key], tensor, terms=TERMS_OF[tensor.dtype] if terms is None else terms, of=key)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "size"), [*((name, 2) for name in CASES), *((name, 4) for name in FOUR)])
 def test_ranks_compute_what_one_process_computes(name: str, size: int, found: Path) -> None:
+    assert_computed(name, size, found)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in FOUR])
+def test_four_ranks_compute_what_one_process_computes(name: str, whole: Path) -> None:
+    assert_computed(name, 4, whole)
+
+
+def assert_computed(name: str, size: int, found: Path) -> None:
+    """Assert that these ranks have the losses, metrics and weights of one process."""
     got: dict[str, Any] = torch.load(found / f"{size}-{name}.pt", weights_only=True)
     want = run_case(CASES[name], updates=updates_of(CASES[name], size))
     limit = limit_of(name)
@@ -123,9 +164,18 @@ def test_ranks_agree_on_the_size_of_micro_batches(size: int, found: Path) -> Non
     assert_near(told["weights"], weights_of(learner))
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", SAVED)
+@pytest.mark.parametrize(("name", "size"), [*((name, 2) for name in SAVED), *((name, 4) for name in SAVED_ON_FOUR)])
 def test_a_checkpoint_is_loaded_exactly_by_any_number_of_ranks(name: str, size: int, found: Path) -> None:
+    assert_loaded(name, size, found)
+
+
+@pytest.mark.parametrize("name", [name for name in SAVED if name not in SAVED_ON_FOUR])
+def test_a_checkpoint_is_loaded_exactly_by_four_ranks(name: str, whole: Path) -> None:
+    assert_loaded(name, 4, whole)
+
+
+def assert_loaded(name: str, size: int, found: Path) -> None:
+    """Assert that what one, two and four ranks have saved was loaded by these ranks, which went on as one process does."""
     told = torch.load(found / f"{size}-saved {name}.pt", weights_only=True)
     own = told.pop("own")
     assert told.keys() >= {"1-ranks", f"{size}-ranks"}
