@@ -6,21 +6,24 @@ import re
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import plugins
 from .agents.base import BaseAgent
 from .config import Config
 from .data import has_splits, is_file_name, load_tasks, row_key, row_of, split_rows
-from .engines import short_name
+from .engines import engine_options, short_name
 from .errors import ConfigError
 from .learn.algorithms import find_algorithm
 from .protocols import Engine, Renderer, TrainableEngine
 from .rollout import Plan, make_plan
 from .rollout.activity import Activities
 from .runs import RunDirectory
-from .runs.checkpoints import STATE, latest_checkpoint
+from .runs.checkpoints import STATE, newest_of
 from .types import Task
+
+if TYPE_CHECKING:
+    from .learn.ranks.group import RankGroup
 
 
 def build_agent(config: Config, engine: Engine | None = None, renderer: Renderer | None = None) -> BaseAgent:
@@ -56,13 +59,13 @@ def checkpoint_config(checkpoint: str | Path, recipe: str | Path | None = None, 
     `checkpoint` is a checkpoint, the folder of a run (its newest checkpoint is taken), or the name of a model.
     """
     run = run_of(checkpoint)
-    model = latest_checkpoint(run) if run is not None and run == Path(checkpoint) else checkpoint
+    model = newest_of(str(checkpoint))
     if recipe is None:
         if run is None or not (run / "config.toml").is_file():
             raise ConfigError(f"{checkpoint} is not a checkpoint of a run folder: give the recipe that describes its agent")
         recipe = run / "config.toml"
     config = Config.load(recipe, overrides)
-    return replace(config, agent=replace(config.agent, model=str(model)))
+    return replace(config, agent=replace(config.agent, model=model))
 
 
 def run_of(checkpoint: str | Path) -> Path | None:
@@ -73,8 +76,31 @@ def run_of(checkpoint: str | Path) -> Path | None:
     return path.parent.parent if path.parent.name == "checkpoints" and path.is_dir() else None
 
 
-def build_learner(config: Config, model: Any, *, exact: bool, ranks: Any = None) -> Any:
-    """Returns the learner of a config for a model: a `PolicyLearner`, or with a `RankGroup` this rank's `RankLearner`."""
+def build_reference(config: Config, model: Any, tokenizer: Any = None) -> Any:
+    """Returns the model of `loss.reference` beside a policy; None if there is none, or if the learner copies the policy.
+
+    Adapters of the policy share their frozen weights with it, if they were made for this model. Raises ConfigError if it cannot
+    score the policy's tokens.
+    """
+    from .engines.local.load import context_of
+    from .learn.model.lora import frozen_base
+    from .learn.model.reference import open_reference
+
+    name = config.loss.reference
+    if name is None or not config.loss.kl_coef:
+        return None
+    if config.lora.rank and name == config.agent.model:
+        return frozen_base(model)
+    given = (config.agent.max_context, engine_options(config.agent.engine).get("max_context"))
+    longest = min([context_of(model.config), *(limit for limit in given if limit)])
+    return open_reference(newest_of(name), model, tokenizer, longest)
+
+
+def build_learner(config: Config, model: Any, *, exact: bool, ranks: RankGroup | None = None, tokenizer: Any = None) -> Any:
+    """Returns the learner of a config for a model: a `PolicyLearner`, or with a `RankGroup` this rank's `RankLearner`.
+
+    `tokenizer` is the model's, with which that of `loss.reference` is compared.
+    """
     from .kernels.memory import naming_memory
     from .learn.learner import PolicyLearner
 
@@ -82,6 +108,7 @@ def build_learner(config: Config, model: Any, *, exact: bool, ranks: Any = None)
         "loss": config.loss,
         "optim": replace(config.train, total_steps=config.train.total_steps or config.train.steps),
         "temperature": config.sampling.temperature or 1.0,
+        "reference": build_reference(config, model, tokenizer),
         "exact": exact,
         "recomputes": config.rollout.at_update != "keep",
         "seed": config.seed,

@@ -390,6 +390,7 @@ class Config:
             raise ConfigError("agent.engine.api_key would be written to the run's folder: set OPENAI_API_KEY instead")
         config = dataclasses.replace(config, loss=algorithm.settings(loss))
         config.loss.check_lag(config.rollout.max_lag)
+        algorithm.check_reference(config.loss)
         if config.backend != "verl" and (changed := _changed(config.verl)):
             raise ConfigError(f'verl.{changed[0]} has no effect without backend = "verl": set that, or remove it')
         config.check_ranks(config.learner.ranks)

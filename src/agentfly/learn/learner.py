@@ -251,7 +251,7 @@ class PolicyLearner:
 
     def _give_credit(self, experience: Experience, totals: Totals) -> int:
         """Compute the advantages. Returns the number of groups whose advantages are all 0."""
-        loss, rewards = self.loss, experience.rewards
+        loss, rewards, of_reference = self.loss, experience.rewards, None
         kl_in_reward = loss.kl_coef > 0 and loss.kl_in == "reward"
         every_row = range(len(experience.rows))
         if kl_in_reward:
@@ -262,11 +262,13 @@ class PolicyLearner:
             own = experience.sampled if experience.recomputed is None else experience.recomputed
             kl = kl_divergence(old_logprobs(experience, loss, own, slice(None)), reference, loss.kl_estimator)
             totals.add("train/reference_kl", kl.sum(), len(kl))
-            rewards = rewards - loss.kl_coef * kl.double().cpu().numpy()
+            of_reference = kl.double().cpu().numpy()
+            rewards = rewards - loss.kl_coef * of_reference
         values = None
         if self.algorithm.needs_critic:
             values = experience.per_chain(self._scoring.score_values(experience, every_row).double().cpu().numpy())
-        chains = Chains(experience.groups, experience.per_chain(rewards), values, experience.trajectories)
+        apart = None if of_reference is None else experience.per_chain(of_reference)
+        chains = Chains(experience.groups, experience.per_chain(rewards), values, experience.trajectories, apart)
         return experience.set_credit(self._credit(chains))
 
     def _credit(self, chains: Chains) -> Credit:

@@ -49,6 +49,11 @@ class LossSettings:
         "Estimator of the KL: k1 (unbiased, noisy), k2 (half the squared log-ratio), k3 (unbiased, never negative). Unset: "
         "k3 in the loss, k1 in the reward. In the loss the gradient of k1 averages to zero: prefer k2 or k3 there.",
     )
+    reference: str | None = setting(
+        None,
+        "The reference model: a model directory or hub name, or a run's folder (its newest checkpoint). It must have the "
+        "policy's tokens. Unset: the weights that the run begins with.",
+    )
     entropy_coef: float = setting(0.0, "Weight of the entropy bonus.", low=0)
     old_logprobs: Literal["auto", "recompute", "sampled"] = setting(
         "auto",

@@ -88,7 +88,11 @@ def open_parts(
     if rollout.steps_ahead:
         engine.at_update = rollout.at_update
     exact = ranks is not None or engine.shares_weights or (isinstance(engine, ReplicatedEngine) and engine.exact)
-    learner = build_learner(config, engine.model, exact=exact) if ranks is None else lead_ranks(config, engine, ranks)
+    learner = (
+        build_learner(config, engine.model, exact=exact, tokenizer=engine.tokenizer)
+        if ranks is None
+        else lead_ranks(config, engine, ranks)
+    )
     writer = StoreWriter(RunStore(directory.database), warn=observe.note)
     breakdown = Breakdown(engine.stats, writer, observe)
     plan = build_plan(config, agent, breakdown.activities)

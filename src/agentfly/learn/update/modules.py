@@ -15,7 +15,7 @@ from ..algorithms import Algorithm
 from ..batching import MicroBatch, Shape
 from ..group import LearnerGroup
 from ..model.critic import Critic, ValueHead, hidden_width
-from ..model.evidence import pick, same
+from ..model.evidence import pick, same, weight_sum
 from ..model.logprobs import Scorer
 from ..model.lora import copy_sharing_frozen
 from ..model.shards import ShardedScorer, free, load_tensors, shard_model
@@ -65,7 +65,8 @@ class LearnerModules:
                 self.value_head = ValueHead(hidden_width(policy), self.device)
             elif algorithm.needs_critic:
                 self.critic = Critic(self.scorer.head, hidden_width(policy)).eval()
-        self._own_reference = reference is None
+        # Of a reference that was passed in; one that was copied is part of the state.
+        self._reference_sum = None if reference is None else weight_sum(reference)
         self.reference: Scorer | None = None
         if loss.kl_coef > 0:
             frozen = copy_sharing_frozen(policy) if reference is None else reference.to(self.device)
@@ -130,23 +131,30 @@ class LearnerModules:
     def _saved(self) -> dict[str, nn.Module | None]:
         """Returns the modules that are part of the learner's state: not the policy, nor a reference that was passed in."""
         modules: dict[str, nn.Module | None] = {"critic": self.critic, "value_head": self.value_head}
-        if self._own_reference:
+        if self._reference_sum is None:
             modules["reference"] = None if self.reference is None else self.reference.model
         return modules
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Returns the weights of the modules beside the policy."""
-        return {name: module.state_dict() for name, module in self._saved().items() if module is not None}
+        state = {name: module.state_dict() for name, module in self._saved().items() if module is not None}
+        return state if self._reference_sum is None else state | {"given_reference": {"sum": self._reference_sum}}
 
     def load_state_dict(self, state: Mapping[str, Any], algorithm: str) -> None:
         """Restore `state_dict` of a learner with `algorithm`. Raises ConfigError if it has other modules."""
-        modules = self._saved()
+        modules, given = self._saved(), state.get("given_reference")
+        if self._reference_sum is not None and (given is None or not torch.allclose(given["sum"], self._reference_sum, 1e-9)):
+            raise ConfigError(
+                "loss.reference is not the reference that the run began with: resume with the same model, and for a run that "
+                "is still trained name one of its checkpoints"
+            )
         for name, module in modules.items():
             if (name in state) != (module is not None):
                 has = "has" if name in state else "lacks"
                 raise ConfigError(
                     f"the checkpoint ({algorithm}) {has} a {name.replace('_', ' ')}, unlike this run "
-                    f"({self._algorithm}): resume with the algorithm, loss.critic and loss.kl_coef it was saved with"
+                    f"({self._algorithm}): resume with the algorithm, loss.critic, loss.kl_coef and loss.reference it "
+                    "was saved with"
                 )
         for name, module in modules.items():
             if module is not None:
