@@ -77,7 +77,7 @@ def run_of(checkpoint: str | Path) -> Path | None:
 
 
 def build_reference(config: Config, model: Any, tokenizer: Any = None) -> Any:
-    """Returns the model of `loss.reference` beside a policy; None if there is none, or if the learner copies the policy.
+    """Returns the model of `loss.reference` beside a policy; None if it is not set.
 
     Adapters of the policy share their frozen weights with it, if they were made for this model. Raises ConfigError if it cannot
     score the policy's tokens.
@@ -87,7 +87,7 @@ def build_reference(config: Config, model: Any, tokenizer: Any = None) -> Any:
     from .learn.model.reference import open_reference
 
     name = config.loss.reference
-    if name is None or not config.loss.kl_coef:
+    if name is None:
         return None
     if config.lora.rank and name == config.agent.model:
         return frozen_base(model)
@@ -108,7 +108,7 @@ def build_learner(config: Config, model: Any, *, exact: bool, ranks: RankGroup |
         "loss": config.loss,
         "optim": replace(config.train, total_steps=config.train.total_steps or config.train.steps),
         "temperature": config.sampling.temperature or 1.0,
-        "reference": build_reference(config, model, tokenizer),
+        "reference": build_reference(config, model, tokenizer) if config.loss.kl_coef else None,
         "exact": exact,
         "recomputes": config.rollout.at_update != "keep",
         "seed": config.seed,

@@ -120,8 +120,8 @@ def dry_run(arguments: argparse.Namespace, config: Config) -> int:
     plan = build_plan(config, job.agent)
     openings = [open_task(plan, task) for task in [*train, *validation]]
     engine = adapt_model(config, job.agent, lambda said: print(f"# {said}"))
-    build_reference(config, engine.model, engine.tokenizer)
     if config.loss.kl_coef:
+        build_reference(config, engine.model, engine.tokenizer)
         print(f"# reference model: {config.loss.reference or 'the weights that the run begins with'}")
     longest = max(len(opening.prompt_ids) for opening in openings)
     print(config.to_toml())

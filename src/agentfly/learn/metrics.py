@@ -19,6 +19,8 @@ METRICS = {
     "train/value_loss": "The critic's loss (PPO).",
     "train/kl": "KL from the old policy to the current one, k3, over sampled tokens; 0 with one on-policy optimizer step.",
     "train/reference_kl": "KL to the reference model by the chosen estimator, over sampled tokens (kl_coef > 0).",
+    "train/preference_accuracy": "Share of pairs whose chosen chain gained more on the reference than the rejected one (dpo).",
+    "train/preference_margin": "Mean margin of the pairs: beta x (log p/q of the chosen chain - of the rejected one) (dpo).",
     "train/entropy": "Mean entropy of the policy at sampled tokens, in nats, over the chains that were run.",
     "train/clip_fraction": "Share of tokens whose ratio was clipped.",
     "train/grad_norm": "Norm of the policy's gradient before clipping (mean over optimizer steps).",

@@ -30,7 +30,7 @@ def open_reference(
     reference: PreTrainedModel
     reference, own = load_model(name, device=weight.device, dtype=weight.dtype, max_context=max_context, check=check)
     check(own)
-    ids, wanted = (each.get_input_embeddings().weight.shape[0] for each in (reference, model))
+    ids, wanted = (int(each.config.get_text_config().vocab_size) for each in (reference, model))
     if ids < wanted:
         raise ConfigError(
             f"loss.reference = {name!r} has {ids} token ids, but the policy can sample {wanted}: take a model of its family"
