@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 from . import plugins
@@ -20,9 +21,10 @@ from .rollout import Plan, make_plan
 from .rollout.activity import Activities
 from .runs import RunDirectory
 from .runs.checkpoints import STATE, newest_of
-from .types import Task
+from .types import Task, Trajectory
 
 if TYPE_CHECKING:
+    from .learn.hint import Prompts
     from .learn.ranks.group import RankGroup
 
 
@@ -96,10 +98,45 @@ def build_reference(config: Config, model: Any, tokenizer: Any = None) -> Any:
     return open_reference(newest_of(name), model, tokenizer, longest)
 
 
-def build_learner(config: Config, model: Any, *, exact: bool, ranks: RankGroup | None = None, tokenizer: Any = None) -> Any:
+def build_hint(config: Config, agent: BaseAgent) -> Prompts | None:
+    """Returns what renders the prompt of a chain without and with `loss.reference_hint`; None if it is not set."""
+    hint, renderer = config.loss.reference_hint, agent.renderer
+    if hint is None or renderer is None:
+        return None
+
+    def prompts(trajectory: Trajectory) -> tuple[list[int], list[int]]:
+        replies = [at for at, message in enumerate(trajectory.messages) if message.role == "assistant"]
+        first = replies[-len(trajectory.turns)] if len(replies) >= len(trajectory.turns) else len(trajectory.messages)
+        *before, last = trajectory.messages[:first]
+        told = replace(last, content=f"{last.content}\n{hint.format_map(trajectory.task.fields)}")
+        return renderer.start([*before, last], agent.schemas), renderer.start([*before, told], agent.schemas)
+
+    return prompts
+
+
+def hinted_fields(config: Config) -> set[str]:
+    """The fields of a row that `loss.reference_hint` names. Raises ConfigError for a template that cannot be read."""
+    try:
+        names = [name for _, name, *_ in Formatter().parse(config.loss.reference_hint or "") if name is not None]
+    except ValueError as error:
+        raise ConfigError(f"loss.reference_hint: {error}; a brace that is text is doubled") from error
+    if odd := [name for name in names if not name.isidentifier()]:
+        raise ConfigError(f"loss.reference_hint: {odd[0]!r} is not the name of a field; a brace that is text is doubled")
+    return set(names)
+
+
+def build_learner(
+    config: Config,
+    model: Any,
+    *,
+    exact: bool,
+    ranks: RankGroup | None = None,
+    tokenizer: Any = None,
+    hint: Prompts | None = None,
+) -> Any:
     """Returns the learner of a config for a model: a `PolicyLearner`, or with a `RankGroup` this rank's `RankLearner`.
 
-    `tokenizer` is the model's, with which that of `loss.reference` is compared.
+    `tokenizer` is the model's, with which that of `loss.reference` is compared; `hint` is what `build_hint` returns.
     """
     from .kernels.memory import naming_memory
     from .learn.learner import PolicyLearner
@@ -116,7 +153,7 @@ def build_learner(config: Config, model: Any, *, exact: bool, ranks: RankGroup |
     algorithm = find_algorithm(config.algorithm)
     if ranks is None:
         with naming_memory("the setup of the learner"):
-            return PolicyLearner(model, algorithm, **options)
+            return PolicyLearner(model, algorithm, hint=hint, **options)
     from .learn.ranks.learner import RankLearner
 
     settings = config.learner

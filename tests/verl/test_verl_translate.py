@@ -73,6 +73,7 @@ def test_a_key_that_verl_cannot_run_is_refused_by_name(key: str) -> None:
         "loss.critic": ["algorithm=ppo", "loss.critic=shared"],
         "loss.value_coef": ["algorithm=ppo", "loss.critic=shared", "loss.value_coef=0.1"],
         "loss.reference": ["loss.kl_coef=0.1", "loss.reference=pocket"],
+        "loss.reference_hint": ["loss.kl_coef=0.1", "loss.reference_hint={answer}"],
         "loss.options": ["algorithm=gigpo", "loss.options={turn_weight=0.5}"],
         "train.logprob_chunk": ["train.logprob_chunk=64"],
         "train.save_every_s": ["train.save_every_s=5"],

@@ -249,7 +249,8 @@ def _look_at_reference(
     if version and pairs and all(a == b for a, b in pairs):
         check.add(f"step {step}: the reference gives all {len(pairs)} tokens the log-probs of version {version} of the policy")
     apart = sum(abs(a - b) for a, b in pairs) / max(1, len(pairs))
-    if not version and rules.loss.reference is None and not apart <= (FULL if rules.full else HALF).high:
+    given = rules.loss.reference is not None or rules.loss.reference_hint is not None
+    if not version and not given and not apart <= (FULL if rules.full else HALF).high:
         check.add(f"step {step}: the reference and the weights that the run began with differ by {apart:.4g} nats per token")
 
 

@@ -34,6 +34,7 @@ from .batching import MicroBatch, passes
 from .budget import TokenBudget
 from .experience import Experience, gather
 from .group import ALONE, LearnerGroup
+from .hint import Prompts
 from .metrics import Totals
 from .model.logprobs import EntropyMode
 from .model.storage import load_learner_state, load_weights
@@ -61,7 +62,8 @@ class PolicyLearner:
     """Trains one policy with one algorithm. Implements `types.Learner`.
 
     `temperature` is the one that chains are sampled with (1 for greedy sampling), so that the trained policy is the one that
-    acted. `reference` is the model of the KL term; by default a frozen copy of the current policy, made only if `kl_coef` > 0.
+    acted. `reference` is the model of the KL term; by default a frozen copy of the current policy, made only if `kl_coef` > 0;
+    `hint` gives the prompts that it reads.
     `exact` is false if the engine samples from a copy of the weights with other kernels; `loss.correction` then applies to
     every token, otherwise to tokens of older weights. `recomputes` is false if the rest of a reply goes on with keys and values
     of older weights (`rollout.at_update = "keep"`): such tokens are corrected, too.
@@ -79,6 +81,7 @@ class PolicyLearner:
         optim: OptimSettings | None = None,
         temperature: float = 1.0,
         reference: nn.Module | None = None,
+        hint: Prompts | None = None,
         device: torch.device | str | None = None,
         seed: int = 0,
         exact: bool = True,
@@ -126,7 +129,7 @@ class PolicyLearner:
         self._budget = TokenBudget(self.optim.max_tokens_per_batch, self.device)
         self._budget.alone = group.size == 1
         self._objective = Objective(self.algorithm, self.loss)
-        self._scoring = Scoring(self._modules, self._budget)
+        self._scoring = Scoring(self._modules, self._budget, hint)
         self._gradients = Gradients(self._modules, self._objective)
         self._make_optimizers()
 

@@ -54,6 +54,11 @@ class LossSettings:
         "The reference model: a model directory or hub name, or a run's folder (its newest checkpoint). It must have the "
         "policy's tokens. Unset: the weights that the run begins with.",
     )
+    reference_hint: str | None = setting(
+        None,
+        "Text that the reference reads at the end of the task's last message and the policy does not, with fields of the row "
+        "in braces: `The answer is {answer}.`",
+    )
     entropy_coef: float = setting(0.0, "Weight of the entropy bonus.", low=0)
     old_logprobs: Literal["auto", "recompute", "sampled"] = setting(
         "auto",

@@ -480,6 +480,7 @@ TABLE: dict[str, KeyRule] = {
     "loss.kl_in": made("actor.use_kl_loss or algorithm.use_kl_in_reward", lambda value, job: {}),
     "loss.kl_kind": made("actor.kl_loss_type or algorithm.kl_penalty", lambda value, job: {}),
     "loss.reference": refused("verl's reference is the model that the run begins with"),
+    "loss.reference_hint": refused("verl's reference reads the policy's rows"),
     "loss.entropy_coef": to(f"{ACTOR}.entropy_coeff"),
     "loss.old_logprobs": made("algorithm.rollout_correction.bypass_mode", old_logprobs),
     "loss.correction": made("algorithm.rollout_correction.rollout_is", correction),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ALWAYS = frozenset({
     "clip_low", "clip_high", "dual_clip", "aggregation", "sequence_divisor", "kl_coef", "kl_in", "kl_kind", "reference",
-    "entropy_coef", "old_logprobs", "correction", "correction_cap",
+    "reference_hint", "entropy_coef", "old_logprobs", "correction", "correction_cap",
 })  # fmt: skip
 """The keys of LossSettings that every algorithm with PPO's loss uses."""
 
@@ -270,8 +270,10 @@ class Algorithm:
 
     def check_reference(self, settings: LossSettings) -> None:
         """Raises ConfigError if the algorithm learns from a reference that is not given."""
-        if self.needs_reference and settings.reference is None:
-            raise ConfigError(f"{self.name} learns from the reference model: set loss.reference to the teacher")
+        if self.needs_reference and settings.reference is None and settings.reference_hint is None:
+            raise ConfigError(
+                f"{self.name} learns from the reference model: set loss.reference to the teacher, or loss.reference_hint"
+            )
 
     def give_credit(self, chains: Chains, settings: LossSettings) -> Credit:
         """Calls `credit` and checks what it returns. Raises ConfigError if the function fails or the arrays do not fit."""
