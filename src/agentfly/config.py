@@ -411,8 +411,10 @@ class Config:
                 f"learner.ranks = {ranks} samples with the local engine, which copies the weights from the ranks: remove "
                 f"agent.engine.kind = {kind!r}, or set learner.ranks = 1"
             )
-        if ranks > 1 and self.loss.reference_hint is not None:
-            raise ConfigError("loss.reference_hint works on one learner rank: remove it, or set learner.ranks = 1")
+        alone = {"reference_hint": self.loss.reference_hint is not None, "reference_every": self.loss.reference_every > 0}
+        for name, given in alone.items():
+            if ranks > 1 and given:
+                raise ConfigError(f"loss.{name} works on one learner rank: remove it, or set learner.ranks = 1")
 
     def to_dict(self) -> dict[str, Any]:
         """The config as nested tables. An algorithm that is an object is named by its module or file."""

@@ -138,6 +138,8 @@ def _replay(run: Run, step: int, stored: Stored, rules: Any, checks: dict[str, C
     from ..learn.algorithms.replay import NotRecorded, StoredChain, replay
 
     metrics = run.metrics[step]
+    if (coef := metrics.get("train/kl_coef")) is not None:  # loss.kl_target has adapted it
+        rules = replace(rules, loss=replace(rules.loss, kl_coef=coef))
     trainable = [each for each in stored.chains if each[1].trainable]
     series = [_series(row) for _, _, row in trainable]
     given = [StoredChain(chain, group, values) for (group, chain, _), values in zip(trainable, series, strict=True)]
@@ -246,6 +248,8 @@ def _look_at_reference(
         if not math.isnan(b)
     ]
     seen.references += bool(pairs)
+    if rules.loss.reference_every:  # it follows the policy
+        return
     if version and pairs and all(a == b for a, b in pairs):
         check.add(f"step {step}: the reference gives all {len(pairs)} tokens the log-probs of version {version} of the policy")
     apart = sum(abs(a - b) for a, b in pairs) / max(1, len(pairs))

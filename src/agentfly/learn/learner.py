@@ -42,6 +42,7 @@ from .optim import Optimizer
 from .samples import row_of
 from .settings import LossSettings, OptimSettings
 from .update.gradients import Gradients
+from .update.kl_control import KlControl
 from .update.messages import pack_credit, unpack_credit
 from .update.modules import LearnerModules, check_critic_keys
 from .update.objective import Minibatch, Objective, old_logprobs
@@ -117,17 +118,12 @@ class PolicyLearner:
         self._changing: Changing | None = None
         self._group = group
         self._modules = LearnerModules(
-            self.model,
-            self.algorithm,
-            self.loss,
-            self.optim,
-            temperature=temperature,
-            reference=reference,
-            group=group,
+            self.model, self.algorithm, self.loss, self.optim, temperature=temperature, reference=reference, group=group,
             reduce=reduce,
-        )
+        )  # fmt: skip
         self._budget = TokenBudget(self.optim.max_tokens_per_batch, self.device)
         self._budget.alone = group.size == 1
+        self._kl_control = KlControl(self._modules, self.loss)
         self._objective = Objective(self.algorithm, self.loss)
         self._scoring = Scoring(self._modules, self._budget, hint)
         self._gradients = Gradients(self._modules, self._objective)
@@ -221,6 +217,7 @@ class PolicyLearner:
     def _improve(self, experience: Experience) -> dict[str, float]:
         """Run all passes over the chains. Returns metrics."""
         self._half_updated = False
+        self.loss = self._objective.settings = self._kl_control.settings
         self._modules.scorer.plan(self._budget, divides=self.algorithm.loss_scope != "minibatch")
         self._budget.tokens = self._group.least(self._budget.tokens)
         factor = self.optim.lr_factor(self._updates)
@@ -248,6 +245,7 @@ class PolicyLearner:
         metrics["train/optimizer_steps"] = float(steps)
         metrics["train/adam_steps"] = float(self._optimizer.num_steps)
         metrics |= totals.summed(self._group).means()
+        self._kl_control.follow(metrics, self._updates)
         experience.share_notes(self._group)
         self._half_updated = False
         return metrics
@@ -438,11 +436,13 @@ class PolicyLearner:
             "optimizer": self._optimizer.state_dict(),
             "critic_optimizer": None if self._critic_optimizer is None else self._critic_optimizer.state_dict(),
             "modules": self._modules.state_dict(),
+            "kl": self._kl_control.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`; the caller loads the policy's weights. Raises ConfigError if the learners differ."""
         self._modules.load_state_dict(state["modules"], state["algorithm"])
+        self._kl_control.load_state_dict(state.get("kl", {}))
         self._optimizer.load_state_dict(state["optimizer"])
         if self._critic_optimizer is not None:
             self._critic_optimizer.load_state_dict(state["critic_optimizer"])

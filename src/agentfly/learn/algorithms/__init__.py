@@ -188,7 +188,7 @@ DISTILL = Algorithm(
     credit=_distill,
     needs_reference=True,
     defaults={"kl_in": "reward", "kl_coef": 1.0},
-    reads=ALWAYS - {"kl_in", "kl_kind", "kl_coef"},
+    reads=ALWAYS - {"kl_in", "kl_kind", "kl_coef", "kl_target"},
 )
 
 ALGORITHMS: dict[str, Algorithm] = {

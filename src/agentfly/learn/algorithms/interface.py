@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ALWAYS = frozenset({
-    "clip_low", "clip_high", "dual_clip", "aggregation", "sequence_divisor", "kl_coef", "kl_in", "kl_kind", "reference",
-    "reference_hint", "entropy_coef", "old_logprobs", "correction", "correction_cap",
+    "clip_low", "clip_high", "dual_clip", "aggregation", "sequence_divisor", "kl_coef", "kl_in", "kl_kind", "kl_target",
+    "reference", "reference_hint", "reference_every", "reference_mix", "entropy_coef", "old_logprobs",
+    "correction", "correction_cap",
 })  # fmt: skip
 """The keys of LossSettings that every algorithm with PPO's loss uses."""
 
