@@ -63,7 +63,7 @@ class LossSettings:
     reference_hint: str | None = setting(
         None,
         "Text that the reference reads at the end of the task's last message and the policy does not, with fields of the row "
-        "in braces: `The answer is {answer}.`",
+        "in braces, as in `The answer is {answer}`.",
     )
     reference_every: int = setting(0, "Steps after which the policy becomes the reference, again and again; 0: never.", low=0)
     reference_mix: float = setting(
