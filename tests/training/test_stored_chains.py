@@ -141,6 +141,8 @@ def test_an_export_without_a_good_chain_says_so_and_writes_nothing(
     file = tmp_path / "rows.jsonl"
     assert main(["export", str(run), str(file), "--format", "sft", "--min-reward", "2"]) == 2
     assert "no training chain of" in (said := capsys.readouterr().err) and said.rstrip().endswith("set --min-reward")
+    assert main(["export", str(run), str(file), "--format", "sft", "--step", "99"]) == 2
+    assert "has no training chain with a reward that the options choose" in capsys.readouterr().err
     assert not file.exists()
     assert main(["export", str(run), str(file), "--format", "sft"]) == 0
     assert {json.loads(line)["reward"] for line in file.read_text().splitlines()} == {1.0}

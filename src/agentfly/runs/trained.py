@@ -123,8 +123,11 @@ def best_and_worst(reader: RunReader, chosen: ChainFilter, min_gap: float = 0.0)
                 yield high, low
 
 
-def why_none_is_good(reader: RunReader, low: float) -> str:
-    """Why a run has no chain with at least this reward, as a sentence that names the option."""
-    best = max((row.score for row in every_row(reader, ChainFilter()) if row.score is not None), default=None)
-    rewards = "none of its chains has a reward" if best is None else f"the best of its chains has {best:g}"
-    return f"no training chain of {reader.path.parent} has a reward of at least {low:g}; {rewards}: set --min-reward"
+def why_none_is_good(reader: RunReader, chosen: ChainFilter) -> str:
+    """Why no chain reaches the lower bound of the reward in `chosen`, as a sentence that names the option."""
+    rows, run = every_row(reader, replace(chosen, reward_low=None)), reader.path.parent
+    best = max((row.score for row in rows if row.score is not None), default=None)
+    if best is None:
+        return f"{run} has no training chain with a reward that the options choose"
+    low = chosen.reward_low or 0.0
+    return f"no training chain of {run} has a reward of at least {low:g}; the best has {best:g}: set --min-reward"

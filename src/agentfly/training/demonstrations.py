@@ -58,7 +58,8 @@ def best_chains(run: str, best: int | None = None, min_reward: float | None = No
     chains: list[Trajectory] = []
     with RunReader(RunDirectory.existing(run).database, timeout_s=600.0) as reader:
         low = success_of(reader) if min_reward is None else min_reward
-        for rows in by_task(reader, replace(_trained_split(reader), reward_low=low - 1e-9)):
+        chosen = replace(_trained_split(reader), reward_low=low - 1e-9)
+        for rows in by_task(reader, chosen):
             seen: set[tuple[int, ...]] = set()
             for row in rows:
                 trajectory = reader.trajectory(row.id)
@@ -68,7 +69,7 @@ def best_chains(run: str, best: int | None = None, min_reward: float | None = No
                 if len(seen) == best:
                     break
         if not chains:
-            raise DataError(why_none_is_good(reader, low))
+            raise DataError(why_none_is_good(reader, chosen))
     return chains
 
 

@@ -93,10 +93,10 @@ def dpo(
     """
     from ..learn.preference import Pair, PreferenceLearner
 
-    agent, progress = agent or build_agent(config), progress or Progress(config.train.steps)
-    learner = _open(config, agent, partial(PreferenceLearner, beta=beta), progress)
     if not is_run(config.data.train):
         raise ConfigError(f"pairs come from the folder of a run, and data.train is {config.data.train!r}: give one")
+    agent, progress = agent or build_agent(config), progress or Progress(config.train.steps)
+    learner = _open(config, agent, partial(PreferenceLearner, beta=beta), progress)
     parts = split_rows(pairs_of(config.data.train, min_gap), config.data.holdout, config.seed, key=lambda pair: pair[0].task.id)
     reference = build_reference(config, learner.model, trainable_engine(agent).tokenizer)
     train, held = (

@@ -178,11 +178,11 @@ def write_csv(reader: RunReader, path: Path, arguments: argparse.Namespace) -> t
 
 def write_sft(reader: RunReader, path: Path, arguments: argparse.Namespace) -> tuple[int, str]:
     """The conversations of chains with a high reward."""
-    low = success_of(reader)
-    chosen = make_filter(arguments, split="train", reward_low=low - 1e-9)  # the run's success, if no option says otherwise
+    # The run's success, if no option says otherwise.
+    chosen = make_filter(arguments, split="train", reward_low=success_of(reader) - 1e-9)
     rows = sft_rows(reader, chosen, arguments.best)
     if (first := next(rows, None)) is None:
-        raise ConfigError(why_none_is_good(reader, low if arguments.min_reward is None else arguments.min_reward))
+        raise ConfigError(why_none_is_good(reader, chosen))
     return _write_lines(path, chain([first], rows)), "conversations"
 
 
