@@ -341,7 +341,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "plan_fit": fit_table,
     "plan_published": published_table,
     "from_others": foreign_table("OpenRLHF", "verifiers"),
-    **{kind: names_table(kind) for kind in ("tools", "rewards", "tasks")},
+    **{kind: names_table(kind) for kind in ("tools", "rewards", "tasks", "samplers")},
 }
 
 

@@ -135,6 +135,16 @@ def add_tracker(copy: Copy) -> None:
     copy.name("trackers", f"watch.trackers.{NAME}_tracker:SampleTracker")
 
 
+def add_sampler(copy: Copy) -> None:
+    copy.insert(
+        "training/samplers.py",
+        "class CurriculumSampler",
+        "class SampleSampler(EpochSampler):\n"
+        "    def draw(self) -> int:\n        return self._num_rows - 1 - super().draw()\n\n\n",
+    )
+    copy.name("samplers", "training.samplers:SampleSampler")
+
+
 def add_agent(copy: Copy) -> None:
     copy.write(
         f"agents/{NAME}.py",
@@ -187,6 +197,7 @@ ADDITIONS: dict[str, Callable[[Copy], None]] = {
     "a world": add_world,
     "an engine": add_engine,
     "a tracker": add_tracker,
+    "a sampler of tasks": add_sampler,
     "an agent": add_agent,
     "a call parser": add_parser,
     "a placement": add_placement,

@@ -25,6 +25,7 @@ from .errors import ConfigError
 from .runs.checkpoints import list_checkpoints
 from .training import start
 from .training.cluster.join import joined_cluster
+from .training.draws import TaskDraws
 from .training.loop import TrainResult, run
 from .training.parts import open_parts
 from .training.ranks.roles import find_place, follow_ranks, join_ranks, rank_model
@@ -73,7 +74,7 @@ def train(
         job = TrainJob(config_for(agent, data, settings), agent, data, validation, described=False)
         if job.config.backend == "verl":
             raise ConfigError('backend = "verl" builds the agent in each of its processes: pass a Config, not an agent')
-        if data is None:
+        if data is None and not job.config.data.sources:
             raise ConfigError("train(agent, data=...) needs a data set: a file, a task set's name, or a list of rows")
     progress = progress or Progress(job.config.train.steps)
     place = find_place(job.config)
@@ -122,7 +123,8 @@ def train_rank(job: TrainJob, place: Place, resume: str | Path | None, progress:
 def train_here(job: TrainJob, resume: str | Path | None, progress: Progress, ranks: RankGroup | None = None) -> TrainResult:
     """Train in this process, which may start others that sample. `ranks` is the group that it leads."""
     config, agent, observe = job.config, job.agent, Observers(progress)
-    tasks = job.tasks(observe.note)
+    train, validation = job.tasks(observe.note)
+    draws = TaskDraws(train, config.data, config.seed)
     with StopSignals(lambda: kept(progress.directory)) as signals:
         try:
             with joined_cluster(config, observe.note) as cluster:
@@ -134,7 +136,9 @@ def train_here(job: TrainJob, resume: str | Path | None, progress: Progress, ran
                     if checkpoint is None:
                         directory.write_config(config.to_toml())
                     observe.opened(directory.path)
-                    parts = open_parts(config, agent, *tasks, directory, observe, warm=checkpoint is None, ranks=ranks)
+                    parts = open_parts(
+                        config, agent, train, validation, draws, directory, observe, warm=checkpoint is None, ranks=ranks
+                    )
                     if ranks is not None:
                         ended.callback(ranks.end_ranks)
                     begin = start.start_over(parts) if checkpoint is None else start.resume(parts, checkpoint)

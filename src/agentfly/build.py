@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from . import plugins
 from .agents.base import BaseAgent
 from .config import Config
-from .data import has_splits, is_file_name, load_tasks, row_key, row_of, split_rows
+from .data import DataSettings, DataSource, has_splits, is_file_name, load_tasks, row_key, row_of, split_rows
 from .engines import engine_options, short_name
-from .errors import ConfigError
+from .errors import ConfigError, DataError
 from .learn.algorithms import find_algorithm
 from .protocols import Engine, Renderer, TrainableEngine
 from .rollout import Plan, make_plan
@@ -192,26 +192,66 @@ def build_plan(config: Config, agent: BaseAgent, activities: Activities | None =
 def build_tasks(
     config: Config, data: Any = None, validation: Any = None, say: Callable[[str], None] | None = None
 ) -> tuple[list[Task], list[Task]]:
-    """Returns training and validation tasks; `data` and `validation` replace those of the config.
+    """Returns training and validation tasks, source by source; `data` and `validation` replace those of the config.
 
     Without validation rows, a task set's own split is used, or a share of a file or list. `say` is told if rows are left out of
     the validation. Raises ConfigError if a row is in both.
     """
-    settings = config.data
+    if not config.data.sources:
+        return _source_tasks(config.data, config.seed, data, validation, say)
+    if data is not None or validation is not None:
+        raise ConfigError("data.sources names the rows: give no other data and validation")
+    sides: tuple[list[Task], list[Task]] = [], []
+    plain: tuple[list[Task], list[Task]] = [], []
+    for source in config.data.parts():
+        for side, rows, tasks in zip(sides, plain, _source_tasks(source.data, config.seed, say=say), strict=True):
+            rows += tasks
+            side += _of_source(source, tasks)
+    refuse_overlap(*plain)
+    for side in sides:
+        _refuse_shared_ids(side)
+    return sides
+
+
+def _of_source(source: DataSource, tasks: Sequence[Task]) -> list[Task]:
+    """The tasks with the name of their source, which is a field of those that have no field `source`.
+
+    Rows without an id of their own have their number as id: the name before it makes it unique.
+    """
+    name = source.name
+    return [
+        replace(
+            task, source=name, id=f"{name}-{task.id}" if task.fields.get("id") is None else task.id,
+            fields={"source": name, **task.fields},
+        ) for task in tasks
+    ]  # fmt: skip
+
+
+def _refuse_shared_ids(tasks: Sequence[Task]) -> None:
+    sources: dict[str, str | None] = {}
+    for task in tasks:
+        if sources.setdefault(task.id, task.source) != task.source:
+            raise DataError(f"the sources {sources[task.id]!r} and {task.source!r} both have a row with the id {task.id!r}")
+
+
+def _source_tasks(
+    settings: DataSettings, seed: int, data: Any = None, validation: Any = None, say: Callable[[str], None] | None = None
+) -> tuple[list[Task], list[Task]]:
+    """The tasks of one source."""
     data = settings.train if data is None else data
     validation = settings.validation if validation is None else validation
     if isinstance(data, str | Path) and not str(data):
         raise ConfigError(
             "data.train is not set: point it at a .json, .jsonl, .csv or .parquet file, at hf://NAME, or at a task set"
         )
-    train = load_tasks(data, split="train", count=settings.train_count, seed=config.seed)
+    train = load_tasks(data, split="train", count=settings.train_count, seed=seed)
     if validation is None and _names_own_splits(data):
         validation = data
     if validation is None:
-        train, held = split_rows(train, settings.holdout, config.seed, key=row_key)
+        train, held = split_rows(train, settings.holdout, seed, key=row_key)
     else:
         count = None if _is_finite(validation) else settings.validated
-        held = load_tasks(validation, split="validation", count=count, seed=config.seed)
+        held = load_tasks(validation, split="validation", count=count, seed=seed)
         refuse_overlap(train, held[: settings.validated])
     if len(held) > settings.validated and say is not None:
         say(f"validation plays the first {settings.validated:,} of {len(held):,} held-out rows (data.validation_count)")
@@ -238,6 +278,11 @@ def held_out_tasks(config: Config, split: str, say: Callable[[str], None] | None
     If training rows are the only file, a checkpoint is evaluated on the share that its training held out, and a model that was
     not trained here on all rows. `say` is told how many rows of how many are played.
     """
+    if config.data.sources:
+        parts = [(each, replace(config, data=each.data)) for each in config.data.parts()]
+        tasks = [task for each, own in parts for task in _of_source(each, held_out_tasks(own, split, say))]
+        _refuse_shared_ids(tasks)
+        return tasks
     data = config.data
     source = data.validation or data.train
     if not source:

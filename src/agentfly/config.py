@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from . import plugins
+from .data import DataSettings
 from .engines import check_engine, engine_options
 from .errors import ConfigError
 from .foreign_names import config_hint
@@ -67,30 +69,6 @@ class ResourceSettings:
         check_fields(self, "resources.")
         for name, settings in self.pools.items():
             check_settings(name, settings)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataSettings:
-    """The tasks."""
-
-    train: str = setting("", "training rows: a .json, .jsonl, .csv or .parquet file, hf://NAME, or a task set by name")
-    validation: str | None = setting(None, "held-out rows; when not set, a share of the training rows or the task set's split")
-    holdout: float = setting(
-        0.1, "share of a training file that is held out when no validation rows are given", above=0, below=1
-    )
-    train_count: int | None = setting(None, "use only the first rows", low=1)
-    validation_count: int | None = setting(
-        None, "use only the first held-out rows; when not set, 200 in a training and all in `agentfly eval`", low=0
-    )
-    shuffle: bool = setting(True, "draw the training rows in a new seeded order each time through them")
-
-    def __post_init__(self) -> None:
-        check_fields(self, "data.")
-
-    @property
-    def validated(self) -> int:
-        """How many held-out rows a training validates on, at most."""
-        return 200 if self.validation_count is None else self.validation_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,8 +395,9 @@ class Config:
                 raise ConfigError(f"loss.{name} works on one learner rank: remove it, or set learner.ranks = 1")
 
     def to_dict(self) -> dict[str, Any]:
-        """The config as nested tables. An algorithm that is an object is named by its module or file."""
-        return dataclasses.asdict(dataclasses.replace(self, algorithm=reference_of(self.algorithm)))
+        """The config as nested tables. An algorithm or a sampler that is an object is named by its module or file."""
+        tree = dataclasses.asdict(dataclasses.replace(self, algorithm=reference_of(self.algorithm)))
+        return {**tree, "data": _named(tree["data"])}
 
     def to_toml(self) -> str:
         """Returns the whole config as TOML; `load` reads it back to an equal config."""
@@ -433,6 +412,13 @@ class Config:
         if self.backend != "verl":
             del tree["verl"]
         return to_toml(tree)
+
+
+def _named(value: Any) -> Any:
+    """The value with the references of the classes and functions in it."""
+    if isinstance(value, Mapping):
+        return {key: _named(item) for key, item in value.items()}
+    return plugins.reference_of(value) if callable(value) else value
 
 
 def _changed(section: Any) -> list[str]:

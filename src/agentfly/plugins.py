@@ -30,6 +30,9 @@ BUILTIN: dict[str, dict[str, str]] = _rows("builtin_names.toml")
 EXTRAS: dict[str, str] = {package: extra for extra, row in _rows("extras.toml").items() for package in row.get("packages", ())}
 """The optional packages, and the extra of agentfly that installs each of them."""
 
+OBJECT = "python:"
+"""The beginning of the text that stands in a config for an object that no module holds."""
+
 USER_FILE = "agentfly_user_"
 """The beginning of the module names of files that are loaded by their path."""
 
@@ -60,6 +63,11 @@ def resolve(kind: str, name: str) -> Any:
     """
     if name in _registered.get(kind, {}):
         return _registered[kind][name]
+    if name.startswith(OBJECT):
+        raise ConfigError(
+            f"{name.removeprefix(OBJECT)!r} of {kind} was a Python object that no module holds: give it again from Python, or "
+            f"move it to a file and name it as file.py:NAME"
+        )
     if name in BUILTIN.get(kind, {}):
         return _load(BUILTIN[kind][name], name)
     for point in entry_points(group=f"agentfly.{kind}"):
@@ -71,6 +79,15 @@ def resolve(kind: str, name: str) -> Any:
     near = difflib.get_close_matches(name, names(kind), n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"known: {', '.join(names(kind)) or 'none'}."
     raise UnknownName(f"no {kind.removesuffix('s')} is called {name!r}; {hint}")
+
+
+def reference_of(thing: Any) -> str:
+    """Returns what `resolve` finds a class or function by: "module:NAME" or "file.py:NAME"; OBJECT and its name if nothing."""
+    module, name = sys.modules.get(getattr(thing, "__module__", "")), getattr(thing, "__qualname__", type(thing).__name__)
+    # A script must not run again to find what it holds.
+    if module is None or module.__name__ == "__main__" or getattr(module, name, None) is not thing:
+        return f"{OBJECT}{name}"
+    return f"{module.__file__ if module.__name__.startswith(USER_FILE) else module.__name__}:{name}"
 
 
 def builtin(kind: str, name: str, module: str) -> Any:

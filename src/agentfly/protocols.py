@@ -1,16 +1,57 @@
-"""What the parts of a step promise each other: engine, learner, renderer and tracker.
+"""What the parts of a step promise each other: sampler, engine, learner, renderer and tracker.
 
-The values that they exchange are in `types`.
+The values of a step that they exchange are in `types`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from .types import Completion, Extension, Message, Proof, Request, Sample, TokenFit, TokenRecord, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """What came of one draw: the row, and reward and success of each of its chains that can be trained on."""
+
+    row: int
+    rewards: tuple[float, ...]
+    successes: tuple[bool, ...]
+
+    @property
+    def teaches(self) -> bool:
+        """Whether the rewards differ, so that an algorithm that compares the chains learns from them."""
+        return len(set(self.rewards)) > 1
+
+
+@runtime_checkable
+class TaskSampler(Protocol):
+    """Decides which row is drawn next. It is made as `Class(tasks, seed, **options)`; a row is an index into `tasks`.
+
+    A draw follows from these arguments, the draws before it and what was learned, so a resumed run draws the same rows.
+    """
+
+    def draw(self) -> int: ...
+
+    def state(self) -> Mapping[str, Any]:
+        """Returns what `restore` needs to go on here, of numbers, texts, lists, tuples and dicts."""
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+@runtime_checkable
+class LearningSampler(TaskSampler, Protocol):
+    """A sampler whose draws depend on what came of earlier ones."""
+
+    def learn(self, result: GroupResult) -> None:
+        """A group was trained. Called after its step, once for each draw, in the order of the draws of the step.
+
+        With `rollout.max_lag` above 0, later rows have been drawn meanwhile.
+        """
 
 
 @runtime_checkable

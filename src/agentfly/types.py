@@ -106,13 +106,14 @@ class Message:
 class Task:
     """One row of the data set: the opening messages, and all other fields, which rewards and tools request by name.
 
-    `row` is the number of the row in its file or list, counted from 0.
+    `row` is the number of the row in its file or list, counted from 0. `source` names the one of `data.sources` that has it.
     """
 
     id: str
     messages: tuple[Message, ...]
     fields: Mapping[str, Any] = field(default_factory=dict)
     row: int | None = field(default=None, compare=False)
+    source: str | None = field(default=None, compare=False)
 
 
 @quick_init

@@ -31,6 +31,7 @@ KINDS = {
     "tools": ["add", "calculator", "python"],
     "rewards": ["exact_match", "qa_f1", "math_equal"],
     "tasks": ["arithmetic"],
+    "samplers": ["epochs", "curriculum"],
     "envs": ["guess"],
 }
 

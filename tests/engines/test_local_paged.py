@@ -745,7 +745,7 @@ async def chain(engine, number):
     for turn in range(2):
         options = DRAWS[(number + turn) % 3]
         got = await ask(engine, prompt, f"chain {number}", max_tokens=12 + 60 * (number == 6), seed=number, **options)
-        said.append((got.token_ids, got.stop, [round(each, 4) for each in got.logprobs]))
+        said.append((got.token_ids, got.stop, got.logprobs))
         prompt = [*prompt, *got.token_ids, *prompt_of(7, turn + 50)]
     return said
 
@@ -755,9 +755,11 @@ async def work(engine):
 want = run(work, model, cache="pages", max_step_tokens=48, max_batch=5)
 apply = decode.apply_changes
 decode.apply_changes = lambda changes, counts, *rest, **names: (applied.append(counts), apply(changes, counts, *rest, **names))
-decode_batch.find_kernels = lambda name, device: decode
+decode_batch.has_kernels = lambda device: True
 got = run(work, model, cache="pages", max_step_tokens=48, max_batch=5)
-assert got == want, (got, want)
+for mine, theirs in zip(sum(got, []), sum(want, [])):
+    assert mine[:2] == theirs[:2], (mine, theirs)
+    assert max(abs(a - b) for a, b in zip(mine[2], theirs[2], strict=True)) < 1e-3, (mine, theirs)
 assert all(map(any, zip(*applied))), applied  # rows were added, windows and pages uploaded, rows removed
 print("equal")
 """

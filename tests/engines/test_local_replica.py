@@ -220,7 +220,7 @@ def test_every_module_of_a_known_family_is_replaced_and_the_replica_still_passes
     found = accelerate(model, make_replica(model), kernels)
     sums = 0 if family.startswith("gemma") else 3  # gemma has a norm between product and sum
     assert found == {"merged": 6, "norms": norms, "gates": 3, "rotary": 3, "residuals": sums}
-    monkeypatch.setattr(replica, "find_kernels", lambda name, device: kernels)
+    monkeypatch.setattr(replica, "layer_kernels", lambda device: kernels)
     twin = make_replica(model, on_pages=True)
     kernels.calls = dict.fromkeys(kernels.calls, 0)
     device = torch.device("cpu")
@@ -259,7 +259,7 @@ def test_a_replica_that_fails_only_with_fused_kernels_loses_them_for_good(monkey
 
     model, kernels, device = make_model(), Treacherous(), torch.device("cpu")
     probe = check_replica(model, make_replica(model), device)
-    monkeypatch.setattr(replica, "find_kernels", lambda name, device: kernels)
+    monkeypatch.setattr(replica, "layer_kernels", lambda device: kernels)
     twin = make_replica(model, on_pages=True)
     assert still_merged(twin)
     check_paged_replica(model, twin, probe, device)
@@ -274,7 +274,7 @@ def test_an_accelerated_replica_of_a_model_with_adapters_passes(monkeypatch: pyt
         for name, parameter in model.named_parameters():
             if "lora_b" in name:
                 parameter.normal_(std=0.1)
-    monkeypatch.setattr(replica, "find_kernels", lambda name, device: kernels)
+    monkeypatch.setattr(replica, "layer_kernels", lambda device: kernels)
     twin = make_replica(model, on_pages=True)
     check_paged_replica(model, twin, check_replica(model, make_replica(model), device), device)
     found = accelerate(model, make_replica(model), kernels)
@@ -399,17 +399,17 @@ import sys
 import torch
 sys.path.insert(0, "tests")
 from agentfly.engines.local import paged_attention as paged, replica
-from agentfly.kernels import decode, layers, paged_attention
+from agentfly.kernels import layers, paged_attention
 from engines.tiny import FAMILIES, make_model
 device = torch.device(sys.argv[1])
-replica.find_kernels = lambda name, device: layers
+replica.layer_kernels = lambda device: layers
 turns = []
-class Attention:
-    NewToken, prefill = paged_attention.NewToken, staticmethod(paged_attention.prefill)
-    def decode(*args, new, **options):
-        turns.append(new.turn is not None)
-        return paged_attention.decode(*args, new=new, **options)
-paged.find_kernels = lambda name, device: {"decode": decode, "paged_attention": Attention}[name]
+fused_decode = paged_attention.decode
+def noted(*args, new, **options):
+    turns.append(new.turn is not None)
+    return fused_decode(*args, new=new, **options)
+paged_attention.decode = noted
+paged.has_kernels = lambda device: True
 short = torch.float16 if device.type == "cpu" else torch.bfloat16
 for family in FAMILIES:
     both = family in ("llama", "qwen3", "gemma3") or device.type == "cuda"

@@ -234,7 +234,7 @@ def test_a_task_that_was_passed_over_or_drawn_again_is_found(run: Path) -> None:
     for number in range(3):
         alter(run, f"t2-1-{number}", lambda trajectory: setattr(trajectory, "task", other))
     (problem,) = checks(run)["draws"].problems
-    assert f"position 1 of step 2 holds task {other.id!r}, but the cursor draws" in problem
+    assert f"position 1 of step 2 holds task {other.id!r}, but the sampler draws" in problem
 
 
 def test_a_group_may_be_trained_later_than_it_was_drawn(run: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from agentfly.errors import ConfigError
 from agentfly.learn.algorithms import find_algorithm
 from agentfly.learn.batching import MicroBatch, Rows
-from agentfly.learn.budget import CPU_TOKENS, FIRST_TOKENS, MAX_TOKENS, TokenBudget
+from agentfly.learn.budget import CPU_TOKENS, FIRST_TOKENS, MAX_TOKENS, RAISE_AFTER, TokenBudget
 from agentfly.learn.learner import PolicyLearner
 from agentfly.learn.samples import to_samples
 from agentfly.learn.settings import OptimSettings
@@ -105,7 +105,7 @@ def test_no_more_than_the_model_runs_best(total: int, tokens: int) -> None:
     assert (fixed.tokens, fixed.settled) == (100_000, True), "a number is the user's choice"
 
 
-def test_half_of_what_did_not_fit_is_used_from_then_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_half_of_what_did_not_fit_is_used_next(caplog: pytest.LogCaptureFixture) -> None:
     memory = FakeMemory(per_token=1000, total=10**9)
     budget = TokenBudget("auto", CPU, memory)
     run(budget, memory, 500)
@@ -115,7 +115,27 @@ def test_half_of_what_did_not_fit_is_used_from_then_on(caplog: pytest.LogCapture
     assert memory.released == 1
     assert caplog.messages == ["out of memory in a batch of 6000 tokens: continuing with at most 3000"]
     budget.plan()
-    assert budget.tokens == 3000, "never more again"
+    assert budget.tokens == 3000, "not chosen again"
+
+
+def test_tokens_rise_again_after_updates_with_enough_memory_and_later_each_time() -> None:
+    """What ran out may have been the memory of another program that has ended since."""
+    budget = TokenBudget(8192, CPU, FakeMemory(per_token=1000, total=10**9))
+    budget.halve(batches(8000, 3000))
+    budget.halve(batches(4000, 3000))
+    used = []
+    for _ in range(5 * RAISE_AFTER):
+        budget.plan()
+        used.append(budget.tokens)
+    assert used == [2000] * RAISE_AFTER + [4000] * (2 * RAISE_AFTER + 1) + [8000] * (2 * RAISE_AFTER - 1), (
+        "at most what was tried"
+    )
+    budget.halve(batches(8000))
+    later = []
+    while budget.tokens < 8000:
+        budget.plan()
+        later.append(budget.tokens)
+    assert len(later) == 4 * RAISE_AFTER + 1
 
 
 def fail_above(limit: int) -> Any:

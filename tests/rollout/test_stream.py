@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from agentfly import ReactAgent, tool
-from agentfly.data import load_tasks
+from agentfly.data import DataSettings, load_tasks
 from agentfly.errors import ConfigError
 from agentfly.resources import Admission
 from agentfly.rollout import Group, GroupStream, Pace, as_groups, make_plan, open_environments
 from agentfly.testing import ByteRenderer, ScriptedEngine
-from agentfly.training.cursor import TaskCursor
+from agentfly.training.draws import TaskDraws
 
 TASKS = load_tasks([{"question": f"q{i}", "answer": "a"} for i in range(12)])
 
@@ -40,10 +40,10 @@ def play(agent: ReactAgent, pace: Pace, steps: int, **options: Any) -> tuple[lis
     """Train nothing for so many steps: the version rises by one with each. Returns the batches and the stream."""
 
     async def work() -> tuple[list[list[Any]], GroupStream]:
-        cursor = TaskCursor(TASKS, shuffle=True, seed=1)
+        draws = TaskDraws(TASKS, DataSettings(), 1)
         async with open_environments(agent, make_plan(agent), 64) as plan:
             batches = []
-            async with GroupStream(plan, pace, draw=cursor.draw, seeded=lambda step: plan, **options) as stream:
+            async with GroupStream(plan, pace, draw=draws.draw, seeded=lambda step: plan, **options) as stream:
                 for step in range(1, steps + 1):
                     batch = await stream.next_batch(plan.engine.version)
                     if pace.at_limit == "wait":
@@ -110,12 +110,12 @@ def test_a_restored_stream_draws_what_was_not_trained_under_the_same_names() -> 
 
     async def again() -> set[tuple[int, int, str]]:
         agent = slow_agent(2)
-        cursor = TaskCursor(TASKS, shuffle=True, seed=1)
+        draws = TaskDraws(TASKS, DataSettings(), 1)
         async with open_environments(agent, make_plan(agent), 64) as plan:
             plan.admission.advance(2)  # type: ignore[union-attr]
             plan.engine.version = 2
-            stream = GroupStream(plan, pace, draw=cursor.draw, seeded=lambda step: plan)
-            stream.restore(state, cursor.task_at)
+            stream = GroupStream(plan, pace, draw=draws.draw, seeded=lambda step: plan)
+            stream.restore(state, draws.task_at)
             async with stream:
                 seen = set()
                 for step in (3, 4, 5):
@@ -135,10 +135,10 @@ def test_a_restored_step_holds_all_draws_of_the_step_that_was_stopped() -> None:
 
     async def work() -> tuple[list[Group], GroupStream]:
         agent = slow_agent(0)
-        cursor = TaskCursor(TASKS, shuffle=False, seed=1)
+        draws = TaskDraws(TASKS, DataSettings(shuffle=False), 1)
         async with open_environments(agent, make_plan(agent), 64) as plan:
-            stream = GroupStream(plan, pace, draw=cursor.draw, seeded=lambda step: plan)
-            stream.restore(state, cursor.task_at)
+            stream = GroupStream(plan, pace, draw=draws.draw, seeded=lambda step: plan)
+            stream.restore(state, draws.task_at)
             async with stream:
                 batch = await stream.next_batch(plan.engine.version)
                 stream.advance(1)
@@ -162,7 +162,7 @@ class SimulatedStream:
         groups, pace = self.stream._groups, self.pace
         steps, idle = pace.depth + 1, sum(not group.teaches for group in groups)
         while len(groups) < steps * pace.num_tasks + min(idle, steps * pace.refill):
-            group = Group(1 + self.number // pace.num_tasks, self.number, 0, TASKS[0], (0, 0), [None], 1)
+            group = Group(1 + self.number // pace.num_tasks, self.number, 0, TASKS[0], 0, [None], 1)
             if self.rng.random() < 0.8:  # else it waits for admission
                 group.version = self.version
             self.ends[group] = self.now + self.rng.lognormvariate(0, 1.5)

@@ -22,7 +22,7 @@ from agentfly.learn.model.storage import seed_torch
 from agentfly.rollout import make_plan, open_environments, run_chains
 from agentfly.runs import RunStore
 from agentfly.runs.checkpoints import latest_checkpoint
-from agentfly.training.cursor import TaskCursor
+from agentfly.training.draws import TaskDraws
 from tests.tiny import ROWS, TwoTurns, even, save_tiny_model, tiny_agent
 
 SMALL: dict[str, Any] = {
@@ -103,13 +103,15 @@ def test_with_max_lag_0_the_weights_are_those_of_sampling_and_learning_in_turn(m
 async def in_turn(agent: Any, config: Any) -> None:
     """The textbook loop: sample a step's chains, update, publish."""
     seed_torch(config.seed, 1)
-    cursor = TaskCursor(build_tasks(config, ROWS)[0], shuffle=config.data.shuffle, seed=config.seed)
+    draws = TaskDraws(build_tasks(config, ROWS)[0], config.data, config.seed)
     optim = replace(config.train, total_steps=config.train.steps)
     learner = PolicyLearner(agent.engine.model, config.algorithm, loss=config.loss, optim=optim, seed=config.seed)
     async with open_environments(agent, make_plan(agent, sampling=config.sampling), None) as plan:
         for step in range(1, config.train.steps + 1):
             seeded = replace(plan, sampling=replace(plan.sampling, seed=config.seed * 1_000_003 + step))
-            chains = await run_chains(seeded, cursor.take(3), num_chains=2, max_concurrency=None, prefix=f"t{step}-")
+            chains = await run_chains(
+                seeded, [draws.draw()[1] for _ in range(3)], num_chains=2, max_concurrency=None, prefix=f"t{step}-"
+            )
             learner.update([chains[i : i + 2] for i in range(0, len(chains), 2)])
             agent.engine.publish(learner.version)
 

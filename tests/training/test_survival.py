@@ -201,6 +201,31 @@ def test_a_step_that_fails_a_check_is_not_saved(
 # ---- replacing and removing ----------------------------------------------------------------------------------------------
 
 
+def test_a_stop_while_the_last_checkpoint_is_written_ends_the_run_after_it(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler's signal at the end of its time must not cost the whole run."""
+    write, save_last = saving.write_checkpoint, saving.Saver.save_last
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def noting_the_loop(self: Any, *args: Any) -> None:
+        loops.append(asyncio.get_running_loop())
+        await save_last(self, *args)
+
+    def stopped_before_writing(*args: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        cancelled = threading.Event()  # set behind what the signal's handler has put into the loop
+        loops[0].call_soon_threadsafe(lambda: loops[0].call_soon(cancelled.set))
+        assert cancelled.wait(60)
+        return write(*args, **options)
+
+    monkeypatch.setattr(saving.Saver, "save_last", noting_the_loop)
+    monkeypatch.setattr(saving, "write_checkpoint", stopped_before_writing)
+    with pytest.raises(SystemExit):
+        train(model, tmp_path, steps=1, save_every=0)
+    assert names(tmp_path / "run") == ["step-000001"]
+
+
 @pytest.mark.parametrize("moment", ["rename", "replace", "rmtree"])
 def test_a_kill_while_a_checkpoint_is_replaced_leaves_the_old_or_the_new_one(tmp_path: Path, moment: str) -> None:
     make_checkpoint(tmp_path, 2, "old")
@@ -365,7 +390,7 @@ def test_a_checkpoint_of_another_model_or_config_is_refused_in_a_sentence(
 def test_a_run_goes_on_with_other_rows_and_says_so(model: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(model, run.parent, rows=ROWS[:10], steps=4, resume=run)
     told = capsys.readouterr().out
-    assert "the training rows, data.shuffle or the seed are not those of the saved run" in told
+    assert "the training rows, data.sampler, data.shuffle or the seed are not those of the saved run" in told
     assert "the validation rows are not those of the saved run" in told
 
 

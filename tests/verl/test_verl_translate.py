@@ -66,6 +66,8 @@ def test_a_key_that_verl_cannot_run_is_refused_by_name(key: str) -> None:
         "sampling.top_p": ["sampling.top_p=0.9"],
         "sampling.top_k": ["sampling.top_k=5"],
         "sampling.min_p": ["sampling.min_p=0.1"],
+        "data.sampler": ["data.sampler=curriculum"],
+        "data.sources": ["data.train=", "data.sources.one.train=arithmetic"],
         "rollout.refill": ["rollout.refill=2"],
         "rollout.at_limit": ["rollout.max_lag=1", "rollout.at_limit=mask"],
         "rollout.at_update": ["rollout.max_lag=1", "rollout.at_update=keep"],

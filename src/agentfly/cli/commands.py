@@ -56,7 +56,7 @@ _OF_ROLLOUTS = (
 )  # fmt: skip
 NOT_READ = {"sft": _OF_ROLLOUTS, "dpo": (*_OF_ROLLOUTS, "data.validation", "data.validation_count", "data.train_count")}
 
-KINDS = ("algorithms", "agents", "tools", "rewards", "tasks", "demos")
+KINDS = ("algorithms", "agents", "tools", "rewards", "tasks", "demos", "samplers")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -210,7 +210,8 @@ def _eval(arguments: argparse.Namespace) -> int:
         model = arguments.model or str(latest_checkpoint(Path(arguments.config)))
         config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, model=model))
     if arguments.data:
-        rows = dataclasses.replace(config.data, train="", validation=arguments.data, validation_count=_given_count(arguments))
+        count = _given_count(arguments)
+        rows = dataclasses.replace(config.data, train="", sources={}, validation=arguments.data, validation_count=count)
         config = dataclasses.replace(config, data=rows)
     console = Console()
     with ChainProgress(console, config.agent.success_at) as progress:
@@ -242,7 +243,7 @@ def _on_chains(arguments: argparse.Namespace) -> Config:
     """The config of `sft` and `dpo`. If it is that of a run with chains, and no other data are given, these are the data."""
     from dataclasses import replace
 
-    from ..config import DataSettings
+    from ..data import DataSettings
     from ..runs import RunReader
 
     config = _load(arguments)

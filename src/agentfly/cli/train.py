@@ -113,10 +113,12 @@ def dry_run(arguments: argparse.Namespace, config: Config) -> int:
     from ..api import TrainJob
     from ..build import adapt_model, build_agent, build_plan, build_reference
     from ..rollout import open_task
+    from ..training.draws import TaskDraws
     from ..training.idle import without_effect
 
     job = TrainJob(config, build_agent(config))
     train, validation = job.tasks()
+    draws = TaskDraws(train, config.data, config.seed)
     plan = build_plan(config, job.agent)
     openings = [open_task(plan, task) for task in [*train, *validation]]
     engine = adapt_model(config, job.agent, lambda said: print(f"# {said}"))
@@ -126,8 +128,8 @@ def dry_run(arguments: argparse.Namespace, config: Config) -> int:
     longest = max(len(opening.prompt_ids) for opening in openings)
     print(config.to_toml())
     print(f"# {len(train)} training and {len(validation)} validation tasks; longest prompt {longest} tokens")
-    for idle in without_effect(config):
-        print(f"# warning: {idle}")
+    for sentence in [*draws.describe(), *(f"warning: {idle}" for idle in without_effect(config))]:
+        print(f"# {sentence}")
     print("# first prompt:")
     for message in openings[0].messages:
         print(f"[{message.role}] {message.content}")

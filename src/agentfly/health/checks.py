@@ -14,8 +14,10 @@ from typing import Any
 
 from ..build import build_tasks
 from ..engines import engine_options
+from ..errors import ConfigError
+from ..protocols import GroupResult
 from ..runs.checkpoints import STATE, broken_files
-from ..training.cursor import TaskCursor
+from ..training.draws import TaskDraws
 from ..training.evidence import format_of, gap_limit
 from ..types import Outcome, Task
 from .records import Chain, Check, Run, Skip
@@ -133,8 +135,8 @@ def _once(run: Run, check: Check) -> str:
 
 
 def _draws(run: Run, check: Check) -> str:
-    """Tasks are drawn in the order of the cursor; a chain's id says for which step and position its task was drawn."""
-    drawn, names = _places(run)
+    """Tasks are drawn in the order of the sampler; a chain's id says for which step and position its task was drawn."""
+    drawn, places, names = _places(run)
     holes = set(range(max(drawn) + 1)) - set(drawn)
     ahead = _in_flight(run)
     if len(holes) > ahead:
@@ -142,16 +144,37 @@ def _draws(run: Run, check: Check) -> str:
             f"{len(holes)} of {max(drawn) + 1} draws were not trained, but at most {ahead} are in flight: the first is "
             f"{names(min(holes))}"
         )
-    tasks = _load_tasks(run)
-    cursor = TaskCursor(tasks, shuffle=run.settings().data.shuffle, seed=run.settings().seed)
-    for index, task in enumerate(cursor.take(max(drawn) + 1)):
-        if index in drawn and drawn[index] != task.id:
-            check.add(f"{names(index)} holds task {drawn[index]!r}, but the cursor draws {task.id!r} there")
+    try:
+        for number, task in enumerate(_order(run, places)):
+            if number in drawn and drawn[number] != task.id:
+                check.add(f"{names(number)} holds task {drawn[number]!r}, but the sampler draws {task.id!r} there")
+    except ConfigError as error:
+        raise Skip(f"the rows cannot be drawn again: {error}") from None
     return f"{len(drawn):,} draws, {len(holes)} before the last one in flight"
 
 
-def _places(run: Run) -> tuple[dict[int, str], Callable[[int], str]]:
-    """The tasks by the number of their draw, and the name of a draw by its number."""
+def _order(run: Run, places: dict[int, tuple[int, int]]) -> Iterator[Task]:
+    """The tasks as the sampler draws them again. It learns after each step what came of the stored groups."""
+    draws = TaskDraws(_load_tasks(run), run.settings().data, run.settings().seed)
+    if draws.learns and run.settings().rollout.steps_ahead:
+        raise Skip("the sampler learns, and rows were drawn while steps were learned: their order cannot be compared")
+    groups: dict[tuple[int, int] | None, list[Chain]] = defaultdict(list)
+    for chain in run.trained():
+        groups[chain.drawn].append(chain)
+    rows: dict[tuple[int, int], int] = {}  # of the running step
+    for number in range(max(places) + 1):
+        place = places.get(number, (0, 0))
+        if rows and draws.learns and place[0] != next(iter(rows))[0]:
+            for drawn, row in rows.items():
+                chains = sorted((chain for chain in groups[drawn] if chain.trainable), key=lambda chain: chain.number)
+                draws.learn(GroupResult(row, tuple(chain.total for chain in chains), tuple(chain.success for chain in chains)))
+            rows = {}
+        rows[place], task = draws.draw()
+        yield task
+
+
+def _places(run: Run) -> tuple[dict[int, str], dict[int, tuple[int, int]], Callable[[int], str]]:
+    """By the number of their draw: the tasks, and the steps and positions; and the name of a draw by its number."""
     chains, rollout = run.trained(), run.settings().rollout
     per_step = rollout.num_tasks
     if any(chain.drawn is None for chain in chains):
@@ -169,7 +192,7 @@ def _places(run: Run) -> tuple[dict[int, str], Callable[[int], str]]:
         step, position = places.get(number, (number // per_step + 1, number % per_step))
         return f"position {position} of step {step}"
 
-    return {numbers[place]: task for place, task in tasks.items()}, name
+    return {numbers[place]: task for place, task in tasks.items()}, places, name
 
 
 def _in_flight(run: Run) -> int:
@@ -181,7 +204,7 @@ def _in_flight(run: Run) -> int:
 
 def _load_tasks(run: Run) -> list[Task]:
     """The rows that the config names. Skips if they are not those of the run."""
-    if not run.settings().data.train:
+    if run.settings().data.name is None:
         raise Skip("the rows were given in Python: the order of the draws cannot be compared")
     try:
         tasks = build_tasks(run.settings())[0]
@@ -378,7 +401,7 @@ CHECKS: dict[str, tuple[str, Callable[[Run, Check], str]]] = {
     "lag": ("no token was trained that was older than rollout.max_lag versions", _lag),
     "groups": ("every group of every step is complete, and its siblings share a prompt", _groups),
     "once": ("no chain is counted twice", _once),
-    "draws": ("the tasks are those that the cursor draws: none dropped, none repeated", _draws),
+    "draws": ("the tasks are those that the sampler draws: none dropped, none repeated", _draws),
     "books": ("every task drawn was trained, filtered, failed or is in flight", _books),
     "rewards": ("rewards are finite, and their parts add up to the total", _stored),
     "metrics": ("metrics are finite and agree with the stored chains", _metrics),

@@ -14,6 +14,7 @@ from ..learn.samples import to_samples
 from ..runs import RunDirectory, RunStore, TrajectoryRow, decode
 from ..runs.checkpoints import list_checkpoints
 from ..types import Task, Trajectory
+from ..watch.metrics import is_success
 from .audit import examine_chain, examine_learned
 
 MAX_TOLD = 5
@@ -66,6 +67,7 @@ class Chain:
     versions: Counter[int]
     prompt: int | None
     drawn: tuple[int, int] | None
+    success: bool = False
 
 
 @dataclass(slots=True)
@@ -120,6 +122,7 @@ def open_run(directory: RunDirectory, store: RunStore) -> Run:
 def read_chains(run: Run, store: RunStore, checks: dict[str, Check]) -> None:
     """Decode every chain once: check it by itself, and keep what the checks of steps need."""
     texts = _TextComparison(run.checkpoints, checks["texts"])
+    success_at = 1.0 if run.config is None else run.config.agent.success_at
     for row, body in store.scan():
         run.num_stored[row.split] += 1
         try:
@@ -135,7 +138,7 @@ def read_chains(run: Run, store: RunStore, checks: dict[str, Check]) -> None:
         if trajectory.scored:
             run.scored.add((row.step, row.split))
         if row.split == "train":
-            run.chains[row.step].append(_facts(row, trajectory))
+            run.chains[row.step].append(_facts(row, trajectory, success_at))
             run.tasks.setdefault(row.task_id, trajectory.task)
     texts.close()
     run.checked = store.checks()
@@ -145,7 +148,7 @@ def read_chains(run: Run, store: RunStore, checks: dict[str, Check]) -> None:
             checks["trained"].add(problem)
 
 
-def _facts(row: TrajectoryRow, trajectory: Trajectory) -> Chain:
+def _facts(row: TrajectoryRow, trajectory: Trajectory, success_at: float) -> Chain:
     return Chain(
         id=row.id,
         step=row.step,
@@ -154,6 +157,7 @@ def _facts(row: TrajectoryRow, trajectory: Trajectory) -> Chain:
         number=trajectory.chain,
         outcome=row.outcome,
         scored=trajectory.scored,
+        success=is_success(trajectory, success_at),
         trainable=trajectory.trainable,
         total=trajectory.total_reward,
         num_tokens=trajectory.num_sampled,

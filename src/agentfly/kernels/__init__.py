@@ -9,27 +9,52 @@
     merged_linear     makes linear layers of one input a single matrix product           sampler (no Triton)
     replica           a module tree over a model's tensors with another attention        sampler and learner (no Triton)
 
-Import the Triton ones through `find_kernels`, which needs neither Triton nor a GPU.
+Import the Triton ones late, where `has_kernels` is true: then Triton is installed.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 ALMOST_ONE = 1.0 - 2.0**-20
 """The largest uniform number that samplers use: in float32, u * total stays below total, so probability 0 is never drawn."""
 
 
-def find_kernels(name: Literal["layers", "log_probs", "decode", "paged_attention"], device: Any) -> Any:
-    """Return the kernel module for a torch device, or None unless it is a CUDA device and Triton is installed."""
-    return _load(name) if device.type == "cuda" else None
+class LayerKernels(Protocol):
+    """The functions of `layers` and `torch_layers`; `NORMS` and `GATES` are the kinds that they compute."""
+
+    NORMS: tuple[str, ...]
+    GATES: tuple[str, ...]
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, kind: str = ...) -> Tensor: ...
+
+    def gated(self, gate: Tensor, up: Tensor, kind: str = ...) -> Tensor: ...
+
+    def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
-def launching_on(device: Any) -> AbstractContextManager[Any]:
+def has_kernels(device: torch.device) -> bool:
+    """Whether the Triton kernels run there: on a CUDA device, if Triton is installed."""
+    return device.type == "cuda" and _has_triton()
+
+
+def layer_kernels(device: torch.device) -> LayerKernels | None:
+    """The module `layers`, or None where it does not run."""
+    if not has_kernels(device):
+        return None
+    from . import layers
+
+    return layers
+
+
+def launching_on(device: torch.device) -> AbstractContextManager[Any]:
     """A context in which this thread launches on the device: Triton uses the thread's current device, not the tensors'."""
     if device.type != "cuda":
         return nullcontext()
@@ -39,5 +64,5 @@ def launching_on(device: Any) -> AbstractContextManager[Any]:
 
 
 @cache
-def _load(name: str) -> Any:
-    return importlib.import_module(f".{name}", __name__) if importlib.util.find_spec("triton") is not None else None
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None

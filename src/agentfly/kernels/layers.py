@@ -18,9 +18,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-NORMS = ("llama", "gemma", "plain")
+NORMS: tuple[str, ...] = ("llama", "gemma", "plain")
 """llama: round, then multiply by the weight. gemma: multiply by 1 + weight, then round. plain: multiply, then round."""
-GATES = ("silu", "gelu")
+GATES: tuple[str, ...] = ("silu", "gelu")
 """Activations of `gated`; gelu is the tanh approximation."""
 TILE = 1024
 

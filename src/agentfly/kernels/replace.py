@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import LayerKernels
 from .rotation import defer_rotation
 
 ROTARY = "apply_rotary_pos_emb"
@@ -32,7 +33,7 @@ class KernelMismatch(Exception):
 
 
 def replace_modules(
-    replica: Any, kernels: Any, *, gradients: bool, defers: bool = False, failed: dict[str, str] | None = None
+    replica: Any, kernels: LayerKernels, *, gradients: bool, defers: bool = False, failed: dict[str, str] | None = None
 ) -> dict[str, int]:
     """Replace the modules that pass their probe. Returns how many of each kind; modules replaced before are not counted.
 
@@ -81,7 +82,7 @@ def restore(replica: torch.nn.Module) -> list[Any]:
 # ---- the three kinds of modules ------------------------------------------------------------------------------------------
 
 
-def _replace_norm(module: Any, kernels: Any, gradients: bool) -> None:
+def _replace_norm(module: Any, kernels: LayerKernels, gradients: bool) -> None:
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not isinstance(eps, float) or not isinstance(weight, nn.Parameter) or weight.dim() != 1 or not _is_supported(weight):
@@ -105,7 +106,7 @@ def _replace_norm(module: Any, kernels: Any, gradients: bool) -> None:
     set_forward(module, forward)
 
 
-def _replace_gate(module: Any, kernels: Any, gradients: bool) -> None:
+def _replace_gate(module: Any, kernels: LayerKernels, gradients: bool) -> None:
     weight = next(module.parameters())
     if not _is_supported(weight):
         raise KernelMismatch(f"weights of {weight.dtype}")
@@ -139,7 +140,7 @@ def _calls_rotary(module: torch.nn.Module) -> bool:
 
 
 def _replace_rotary(
-    module: torch.nn.Module, kernels: object, gradients: bool, defers: bool, made: dict[Any, Any], like: Tensor
+    module: torch.nn.Module, kernels: LayerKernels, gradients: bool, defers: bool, made: dict[Any, Any], like: Tensor
 ) -> None:
     """Rebuild the module's forward from the same code with another value of one global name."""
     kind = type(module).forward
@@ -154,7 +155,7 @@ def _replace_rotary(
 
 
 def _fused_rotary(
-    original: Callable[..., Any], kernels: Any, gradients: bool, defers: bool, like: Tensor
+    original: Callable[..., Any], kernels: LayerKernels, gradients: bool, defers: bool, like: Tensor
 ) -> Callable[..., Any]:
     """The kernel where it applies, else `original`. Raises Mismatch if the kernel computes something else than `original`."""
     if not _is_supported(like):

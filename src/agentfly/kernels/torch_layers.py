@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-NORMS = ("llama", "gemma")
-GATES = ()
+NORMS: tuple[str, ...] = ("llama", "gemma")
+GATES: tuple[str, ...] = ()
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, kind: str = "llama") -> Tensor:

@@ -2,7 +2,8 @@
 
 auto   first update: FIRST_TOKENS, and the memory that its largest batch takes is measured
        then: the tokens that take USABLE of the free memory, at most MAX_TOKENS, or what the model runs best
-out of memory: half of it from then on; gradients are cleared and the batches are made again
+out of memory: half of it; gradients are cleared and the batches are made again. After RAISE_AFTER updates the tokens are
+doubled, up to what they were: the memory may have been another program's. The next time it takes twice as many updates.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ Result = TypeVar("Result")
 CPU_TOKENS = 4096
 FIRST_TOKENS = 8192
 MAX_TOKENS = 131_072
+RAISE_AFTER = 8
+"""Updates without running out of memory before the tokens are doubled again."""
 USABLE = 0.5
 """The share of free memory to use: sampling allocates too, and the allocator cannot use all of it."""
 
@@ -81,6 +84,8 @@ class TokenBudget:
         self.alone = True
         """Whether a batch that does not fit may be divided again: not if other ranks wait for this one."""
         self.tokens = setting if isinstance(setting, int) else CPU_TOKENS if memory is None else FIRST_TOKENS
+        self._most = 0  # the tokens before memory ran out; 0 if it has not
+        self._calm, self._needed = 0, RAISE_AFTER  # updates since `tokens` changed, and those before they are doubled
 
     @property
     def settled(self) -> bool:
@@ -100,6 +105,7 @@ class TokenBudget:
 
         Called before an update; only the first one after the measurement chooses.
         """
+        self._raise()
         if not self._measures or self._memory is None or not self._bytes_per_token:
             return
         self._measures = False
@@ -120,6 +126,15 @@ class TokenBudget:
         taken = self._memory.peak() - before
         self._bytes_per_token = max(1.0, taken / max(batch.input_ids.numel() for batch in micro))
 
+    def _raise(self) -> None:
+        """Double the tokens, up to what they were, if memory has been enough for long."""
+        self._calm += 1
+        if self.tokens < self._most and self._calm > self._needed:
+            log.info("memory has been enough for %d updates: %d tokens in a batch", self._needed, 2 * self.tokens)
+            self.tokens = min(2 * self.tokens, self._most)
+            self._calm = 0
+            self._needed *= 2
+
     def can_halve(self, micro: Sequence[MicroBatch]) -> bool:
         """Whether these rows may be divided into smaller batches."""
         return self.alone and any(len(batch.rows) > 1 for batch in micro)
@@ -130,6 +145,8 @@ class TokenBudget:
         Call it outside of the `except` block, where the tensors of the failed pass are free.
         """
         largest = max(batch.input_ids.numel() for batch in micro)
+        self._most = max(self._most, min(self.tokens, largest))
+        self._calm = 0
         self.tokens = max(1, min(self.tokens, largest) // 2)
         self._measures = False
         if self._memory is not None:

@@ -44,16 +44,16 @@ class Group:
     """The chains of one draw of a task.
 
     `step` and `position` are those that the task was drawn for; they name the chains and choose their seeds. The group may be
-    trained in a later step. `place` is where the task cursor stood before the draw. `version` is that of the weights when the
-    first chain started, so no token of the group is older; None until then. `missing` counts the chains that
-    have not ended. `teaches` is false for a complete group without a learning signal. `plan` has the seed of the step.
+    trained in a later step. `row` is that of the task among all. `version` is that of the weights when the first chain
+    started, so no token of the group is older; None until then. `missing` counts the chains that have not ended. `teaches` is
+    false for a complete group without a learning signal. `plan` has the seed of the step.
     """
 
     step: int
     position: int
     draw: int
     task: Task
-    place: tuple[int, int]
+    row: int
     chains: list[Trajectory | None]
     missing: int
     version: int | None = None
@@ -94,8 +94,9 @@ class Pace:
 class GroupStream:
     """Runs the chains of a training run. `async with stream:` around its use; leaving it cancels the chains in flight.
 
-    `draw()` returns the place of the cursor and the next task. `seeded(step)` returns the plan for the chains of a step.
-    `on_chain` receives each finished chain. `teaches` says of a complete group whether it has a learning signal.
+    `draw()` returns the row of the next task, and the task. `seeded(step)` returns the plan for the chains of a step.
+    `on_chain` receives each finished chain, and `learn` each group once it is trained, in the order of draws. `teaches` says
+    of a complete group whether it has a learning signal.
     """
 
     def __init__(
@@ -103,10 +104,11 @@ class GroupStream:
         plan: Plan,
         pace: Pace,
         *,
-        draw: Callable[[], tuple[tuple[int, int], Task]],
+        draw: Callable[[], tuple[int, Task]],
         seeded: Callable[[int], Plan],
         on_chain: Callable[[Group, Trajectory], None] | None = None,
         teaches: Callable[[Group], bool] = lambda group: True,
+        learn: Callable[[Group], object] = lambda group: None,
     ) -> None:
         if plan.admission is None:
             raise InvariantError("a stream of groups needs an admission controller: open the environments first")
@@ -115,7 +117,7 @@ class GroupStream:
         self.drawn = 0
         self.trained = 0
         self.finished_chains = 0  # of the groups in flight
-        self._draw, self._seeded, self._on_chain, self._teaches = draw, seeded, on_chain, teaches
+        self._draw, self._seeded, self._on_chain, self._teaches, self._learn = draw, seeded, on_chain, teaches, learn
         self._groups: list[Group] = []  # running and complete ones, in the order of their draws
         self._restored: list[Group] = []  # of a resumed run; drawn again before new ones
         self._untrained: list[Group] = []  # handed over, but `advance` was not called since
@@ -168,6 +170,8 @@ class GroupStream:
     def advance(self, done: int) -> None:
         """`done` training steps are finished: the last batch counts as trained, and sampling may go on if it runs ahead."""
         self.trained += len(self._untrained)
+        for group in self._untrained:
+            self._learn(group)
         self._untrained = []
         self.admission.advance(done)
         if self.pace.depth:
@@ -224,10 +228,10 @@ class GroupStream:
             if self._restored:
                 self._put(self._restored.pop(0))
                 continue
-            place, task = self._draw()
+            row, task = self._draw()
             self.drawn += 1
             step, position = self._next
-            group = self._group(step, position, self._draws[task.id], task, place)
+            group = self._group(step, position, self._draws[task.id], task, row)
             self._draws[task.id] += 1
             self._next = (step, position + 1)
             if self.pace.depth and position + 1 == self.pace.num_tasks:  # else `advance` begins the next step
@@ -235,9 +239,9 @@ class GroupStream:
                 self._draws.clear()
             self._put(group)
 
-    def _group(self, step: int, position: int, draw: int, task: Task, place: tuple[int, int]) -> Group:
+    def _group(self, step: int, position: int, draw: int, task: Task, row: int) -> Group:
         count = self.pace.num_chains
-        return Group(step, position, draw, task, place, [None] * count, count)
+        return Group(step, position, draw, task, row, [None] * count, count)
 
     def _put(self, group: Group) -> None:
         self._groups.append(group)
@@ -303,17 +307,17 @@ class GroupStream:
         return {
             "next": list(self._next),
             "draws": dict(self._draws),
-            "pending": [[group.step, group.position, group.draw, *group.place] for group in self.in_flight],
+            "pending": [[group.step, group.position, group.draw, group.row] for group in self.in_flight],
         }
 
-    def restore(self, state: dict[str, Any], task_at: Callable[[int, int], Task]) -> None:
+    def restore(self, state: dict[str, Any], task_at: Callable[..., tuple[int, Task]]) -> None:
         """Draw again what `state` holds as not trained, under the same names and seeds, and go on after it."""
         step, position = state["next"]
         self._next = (int(step), int(position))
         self._draws = Counter(state["draws"])
         for step, position, draw, *place in state["pending"]:
-            where = (int(place[0]), int(place[1]))
-            self._restored.append(self._group(step, position, draw, task_at(*where), where))
+            row, task = task_at(*place)
+            self._restored.append(self._group(step, position, draw, task, row))
         self.drawn += len(self._restored)
 
     def start_at(self, step: int) -> None:

@@ -178,7 +178,7 @@ def evaluate_run(
             directory = RunDirectory.fresh(f"eval-{config.run.name or model}", root=config.run.dir)
             directory.config.write_text(config.to_toml(), encoding="utf-8")
             writer = opened.enter_context(StoreWriter(opened.enter_context(RunStore(directory.database))))
-            world = config.agent.env or config.data.validation or config.data.train or None
+            world = config.agent.env or config.data.validation or config.data.name
             described = {"kind": "eval", "model": config.agent.model, "world": world, "seed": config.seed}
             opened.enter_context(Recorder(writer).running(**described))
         writer.put_trajectories(0, "validation", [trajectory])

@@ -113,6 +113,8 @@ def without_effect(config: Config, chain_timeout_s: float | None = None, exact: 
     if exact is None:
         exact = engine_options(config.agent.engine).get("kind", "local") == "local" and not config.sampler.in_processes
     once = train.critic_epochs == train.critic_minibatches == 1 if loss.critic == "copy" else one_step
+    parts, sources = [part.data for part in config.data.parts()], config.data.sources.values()
+    ordered = all(part.sampler_options[0] != "epochs" for part in parts)
     rules: tuple[tuple[str, bool, str], ...] = (
         ("loss.clip_low loss.clip_high loss.dual_clip", one_step,
          "with one optimizer step per update every ratio is 1: set train.num_minibatches or train.epochs"),
@@ -124,13 +126,17 @@ def without_effect(config: Config, chain_timeout_s: float | None = None, exact: 
         ("train.total_steps", train.schedule == "constant", "the learning rate is constant: set train.schedule"),
         ("train.warmup_steps", train.warmup_steps > train.steps, "the run ends before the learning rate has reached train.lr"),
         ("rollout.turn_timeout_s", (rollout.turn_timeout_s or 0.0) >= chain_s, "agent.chain_timeout_s ends the chain first"),
-        ("data.holdout", config.data.validation is not None, "data.validation names the held-out rows"),
+        ("data.holdout", all(part.validation is not None for part in parts), "data.validation names the held-out rows"),
+        ("data.shuffle", ordered, "data.sampler chooses the order of the rows"),
+        ("data.sampler", bool(sources) and all("sampler" in table for table in sources), "every source has its own sampler"),
     )  # fmt: skip
     sentences = []
     for names, idle, why in rules:
         given = [name for name in names.split() if _is_given(config, name)]
         if idle and given:
             sentences.append(f"{' and '.join(given)} cannot act: {why}, or remove it")
+    if len(sources) == 1 and any("weight" in table for table in sources):
+        sentences.append("the weight of the only source cannot act: add another one to data.sources, or remove it")
     if algorithm.needs_group and not config.sampling.temperature:
         sentences.append("sampling.temperature = 0 draws the same chain for all siblings of a task: nothing can be compared")
     if algorithm.needs_critic and (train.critic_warmup_steps or 0) >= train.steps:

@@ -27,13 +27,13 @@ from typing import Any
 
 from ..display import Displayed, data_frame, run_html
 from ..errors import AgentFlyError
-from ..protocols import PreparedEngine, RecordingLearner
+from ..protocols import GroupResult, PreparedEngine, RecordingLearner
 from ..rollout import Group, GroupStream, Pace, Plan, as_groups, most_in_flight, watchdog
 from ..types import Completion, TokenRecord, Trajectory
 from ..watch.held_out import interval_text, left_out
-from ..watch.metrics import rollout_metrics
+from ..watch.metrics import is_success, rollout_metrics, source_metrics
 from .cluster.status import cluster_metrics, publish_status
-from .cursor import fingerprint
+from .draws import fingerprint
 from .evaluation import Evaluation, validate
 from .idle import IdleSteps
 from .parts import RunParts, open_rollout
@@ -210,6 +210,7 @@ class Trainer:
         num_envs = int(metrics.get("resources/total/most_allocated", 0))
         chains = [trajectory for group in groups for trajectory in group]
         metrics |= rollout_metrics(chains, sampling_s, self.config.agent.success_at, num_envs=num_envs)
+        metrics |= source_metrics(groups, self.config.agent.success_at)
         metrics |= learned | {"train/idle_steps": float(self.idle.in_a_row)}
         if (proof := self.engine.proof) is not None:
             metrics |= {"handover/gap": proof.gap, "handover/moved": proof.moved}
@@ -274,8 +275,8 @@ class Trainer:
             await self._save_last()
 
     async def _save_last(self) -> None:
-        if self.sound:
-            await self.saver.save_last(self.step, self._state())
+        if self.sound:  # a signal that arrives in the meantime ends the run after the checkpoint
+            await finish(asyncio.ensure_future(self.saver.save_last(self.step, self._state())))
         else:
             await self.saver.wait()
             newest = f"the newest checkpoint is {self.saver.newest}" if self.saver.newest else "there is no checkpoint"
@@ -326,14 +327,21 @@ class Trainer:
                 self._stored.add(trajectory.id)
 
         stream = GroupStream(
-            self.plan, pace, draw=self.parts.cursor.draw, seeded=self._seeded, on_chain=show, teaches=rewards_differ
-        )
+            self.plan, pace, draw=self.parts.draws.draw, seeded=self._seeded, on_chain=show,
+            teaches=lambda group: self._result(group).teaches, learn=lambda group: self.parts.draws.learn(self._result(group)),
+        )  # fmt: skip
         if draws is None:
             stream.start_at(self.step + 1)
         else:
-            stream.restore(draws, self.parts.cursor.task_at)
+            stream.restore(draws, self.parts.draws.task_at)
         stream.drawn += self.ledger.groups.total()  # of the run before it was resumed
         return stream
+
+    def _result(self, group: Group) -> GroupResult:
+        chains, success_at = [chain for chain in group.trajectories if chain.trainable], self.config.agent.success_at
+        return GroupResult(
+            group.row, tuple(chain.total_reward for chain in chains), tuple(is_success(chain, success_at) for chain in chains)
+        )
 
     async def _collect(self, step: int) -> list[list[Trajectory]]:
         """Wait for one step's chains. Each is stored as it ends if its step is known, and even if the step fails."""
@@ -379,7 +387,7 @@ class Trainer:
         from ..learn.model.storage import random_state
 
         return {
-            "step": self.step, "learner": self.learner.state_dict(), "cursor": self.parts.cursor.state(),
+            "step": self.step, "learner": self.learner.state_dict(), "cursor": self.parts.draws.state(),
             "stream": self.stream.state(), "tasks": dict(self.ledger.groups), "before": self.result.before,
             "opening": self.opening, "validation": fingerprint(self.parts.validation_tasks), "random": random_state(),
         }  # fmt: skip
@@ -398,11 +406,6 @@ async def run(parts: RunParts, start: Start, signals: StopSignals | None = None)
                     return await Trainer(parts, plan, start).run()
         finally:
             parts.close()
-
-
-def rewards_differ(group: Group) -> bool:
-    """Whether chains of a complete group have different rewards, so that an algorithm that compares them learns from it."""
-    return len({chain.total_reward for chain in group.trajectories if chain.trainable}) > 1
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from ..watch.observers import Observers, RunWarnings
 from ..watch.trackers import Trackers
 from .breakdown import Breakdown
 from .cluster.env_hosts import open_hosted_environments
-from .cursor import TaskCursor
+from .draws import TaskDraws
 from .evidence import Probe, format_of
 from .idle import without_effect
 from .ledger import Ledger
@@ -50,7 +50,7 @@ class RunParts:
     engine: TrainableEngine
     learner: Learner
     plan: Plan
-    cursor: TaskCursor
+    draws: TaskDraws
     validation_tasks: Sequence[Task]
     ledger: Ledger
     probe: Probe
@@ -71,8 +71,8 @@ class RunParts:
 
 
 def open_parts(
-    config: Config, agent: BaseAgent, train: Sequence[Task], validation: Sequence[Task], directory: RunDirectory,
-    observe: Observers, *, warm: bool, ranks: RankGroup | None = None,
+    config: Config, agent: BaseAgent, train: Sequence[Task], validation: Sequence[Task], draws: TaskDraws,
+    directory: RunDirectory, observe: Observers, *, warm: bool, ranks: RankGroup | None = None,
 ) -> RunParts:  # fmt: skip
     """Open the model and make the parts of a run on these tasks. The recorder and the trackers join `observe`.
 
@@ -99,6 +99,9 @@ def open_parts(
     observe.note(f"learner: {learner.path}; seed {config.seed}, {threads} threads on {engine.model.device}")
     for idle in without_effect(config, plan.limits.chain_timeout_s, exact):
         observe.note(f"warning: {idle}")
+    if config.data.sources or draws.learns:
+        for sentence in draws.describe():
+            observe.note(sentence)
     observe.phase("checking the prompts", len(train) + len(validation), "tasks")
     if (alone := learner.critic_warmup_steps) and not learner.version:
         observe.note(f"the critic learns alone in the first {alone} steps (train.critic_warmup_steps)")
@@ -123,9 +126,8 @@ def open_parts(
     )
     return RunParts(
         config=config, agent=agent, directory=directory, observe=observe, engine=engine, learner=learner, plan=plan,
-        cursor=TaskCursor(train, shuffle=config.data.shuffle, seed=config.seed), validation_tasks=validation, ledger=ledger,
-        probe=Probe(prompt_ids, sampling, sharing), breakdown=breakdown, writer=writer, saver=saver, opening=opening,
-        exact=exact,
+        draws=draws, validation_tasks=validation, ledger=ledger, probe=Probe(prompt_ids, sampling, sharing),
+        breakdown=breakdown, writer=writer, saver=saver, opening=opening, exact=exact,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from ..learn.algorithms import find_algorithm, reference_of
 from ..runs import RunDirectory
 from ..runs.checkpoints import STATE, discard, find_checkpoint, list_checkpoints, set_aside, sweep, why_broken
 from ..watch.observers import Observer
-from .cursor import fingerprint
+from .draws import fingerprint
 from .evidence import HALF
 from .parts import RunParts
 
@@ -71,7 +71,7 @@ def resume(parts: RunParts, checkpoint: Path) -> Start:
         )
     try:
         parts.learner.restore(checkpoint, state["learner"])
-        same_order = parts.cursor.restore(state["cursor"])
+        same_order = parts.draws.restore(state["cursor"])
         parts.ledger.groups.update(state.get("tasks", {}))
         step, before = int(state["step"]), dict(state["before"])
         opening = dict(state.get("opening", {}))
@@ -89,8 +89,8 @@ def resume(parts: RunParts, checkpoint: Path) -> Start:
     parts.engine.publish(parts.learner.version)
     parts.observe.note(f"resumed at step {step} from {checkpoint}")
     if not same_order:
-        lost = "the training rows, data.shuffle or the seed are not those of the saved run: the rows are drawn from the start"
-        parts.observe.note(lost)
+        changed = "the training rows, data.sampler, data.shuffle or the seed are not those of the saved run"
+        parts.observe.note(f"{changed}: the rows are drawn from the start")
     if not same_validation:
         parts.observe.note("the validation rows are not those of the saved run: their figures cannot be compared")
     draws = state.get("stream") if same_order else None
@@ -121,7 +121,7 @@ def describe_run(parts: RunParts, step: int) -> dict[str, Any]:
         "shares": parts.engine.shares_weights, "truncates": parts.ledger.truncates, "reward": repr(parts.agent.reward),
     }  # fmt: skip
     return {
-        "kind": "train", "model": config.agent.model, "world": config.agent.env or config.data.train or None,
+        "kind": "train", "model": config.agent.model, "world": config.agent.env or config.data.name,
         "algorithm": algorithm.name, "seed": config.seed, "total_steps": config.train.steps,
         "rules": [*(earlier for earlier in parts.writer.store.meta().get("rules", ()) if earlier["from"] <= step), rules],
     }  # fmt: skip

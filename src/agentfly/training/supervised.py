@@ -188,6 +188,8 @@ def _demonstrations(
 ) -> tuple[list[Sample], list[Sample]]:
     """Returns training rows and held-out rows."""
     data = config.data
+    if data.sources:
+        raise ConfigError("agentfly sft takes one data set: set data.train instead of data.sources")
     if not data.train:
         raise ConfigError("data.train is not set: point it at demonstrations: a file of rows with messages, or a set's name")
     if is_run(data.train):

@@ -441,6 +441,8 @@ TABLE: dict[str, KeyRule] = {
     "data.train_count": BEFORE,
     "data.validation_count": BEFORE,
     "data.shuffle": to("data.shuffle"),
+    "data.sampler": refused("verl draws the rows itself, in epochs"),
+    "data.sources": refused("verl trains on one file: put the rows of all sources into data.train"),
     "warm_start.demos": BEFORE,
     "warm_start.steps": BEFORE,
     "warm_start.lr": BEFORE,

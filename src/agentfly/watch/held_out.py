@@ -12,19 +12,30 @@ from typing import NamedTuple
 
 from ..runs.compare import bootstrap_interval, mean
 from ..types import Trajectory
-from .metrics import is_success, rollout_metrics
+from .metrics import by_source, is_success, rollout_metrics
 
 NEGLIGIBLE = 0.01
 """The share of chains without a score above which bounds are told."""
 ROUNDS = 1000
 """Resampled means of an interval: a validation in a training must not take long."""
+_OF_SOURCE = ("success", "reward", "pass_at_", "tasks")
 _PARTS = ("_ci_low", "_ci_high", "_min", "_max")
 
 
 def held_out_metrics(
     groups: Sequence[Sequence[Trajectory]], num_chains: int, seconds: float, success_at: float
 ) -> dict[str, float]:
-    """All validation/* metrics of the chains of each task."""
+    """All validation/* metrics of the chains of each task. Those of a source (`data.sources`) are validation/SOURCE/*."""
+    metrics = _figures(groups, num_chains, seconds, success_at)
+    for source, own in by_source(groups).items():
+        for name, value in _figures(own, num_chains, seconds, success_at).items():
+            last = name.removeprefix("validation/")
+            if last.startswith(_OF_SOURCE) and math.isfinite(value):
+                metrics[f"validation/{source}/{last}"] = value
+    return metrics
+
+
+def _figures(groups: Sequence[Sequence[Trajectory]], num_chains: int, seconds: float, success_at: float) -> dict[str, float]:
     chains = [trajectory for group in groups for trajectory in group]
     raw = rollout_metrics(chains, seconds, success_at)
     counts = [Counts.of(group, success_at) for group in groups]

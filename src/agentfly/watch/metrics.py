@@ -114,6 +114,26 @@ def rollout_metrics(
     }
 
 
+def by_source(groups: Sequence[Sequence[Trajectory]]) -> dict[str, list[Sequence[Trajectory]]]:
+    """The groups of each source of `data.sources`, by its name."""
+    sources: dict[str, list[Sequence[Trajectory]]] = {}
+    for group in groups:
+        if group and (name := group[0].task.source) is not None:
+            sources.setdefault(name, []).append(group)
+    return dict(sorted(sources.items()))
+
+
+def source_metrics(groups: Sequence[Sequence[Trajectory]], success_at: float = 1.0) -> dict[str, float]:
+    """All source/* metrics of a step. Without a chain that has a score, a source has no reward and no success."""
+    metrics: dict[str, float] = {}
+    for name, own in by_source(groups).items():
+        metrics[f"source/{name}/tasks"] = float(len(own))
+        if scored := [trajectory for group in own for trajectory in group if trajectory.scored]:
+            metrics[f"source/{name}/reward"] = _mean([trajectory.total_reward for trajectory in scored])
+            metrics[f"source/{name}/success"] = _mean([float(is_success(trajectory, success_at)) for trajectory in scored])
+    return metrics
+
+
 def _chain_tokens(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Mean tokens of the chains by how they ended: shows whether a time limit takes the longest chains out of a step."""
     tokens: dict[str, list[float]] = {}

@@ -21,7 +21,7 @@ from .progress import number
 if TYPE_CHECKING:
     from rich.console import Console
 
-COUNTS = ("validation/tasks", "validation/chains", "validation/scored")
+COUNTS = ("tasks", "chains", "scored")
 """Metrics that are shown without decimals."""
 STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
@@ -117,7 +117,7 @@ def before_after(console: Console, before: Mapping[str, float], after: Mapping[s
             continue
         left, right = before.get(name, math.nan), after.get(name, math.nan)
         change = right - left
-        sign, decimals = "+" if change > 0 else "", 3 * (name not in COUNTS)
+        sign, decimals = "+" if change > 0 else "", 3 * (name.rpartition("/")[2] not in COUNTS)
         cells = [number(side.get(name, math.nan), decimals) + interval_text(side, name) for side in (before, after)]
         table.add_row(name.removeprefix("validation/"), *cells, sign + number(change, decimals))
     console.print(table)
@@ -134,7 +134,7 @@ def metrics_table(console: Console, metrics: Mapping[str, float]) -> None:
         if is_part(name):
             continue
         meaning = "" if unknown([name]) else describe(name).description
-        value = number(metrics[name], 3 * (name not in COUNTS)) + interval_text(metrics, name)
+        value = number(metrics[name], 3 * (name.rpartition("/")[2] not in COUNTS)) + interval_text(metrics, name)
         table.add_row(name, value, meaning)
     console.print(table)
     _notes(console, {"": metrics})

@@ -1,4 +1,4 @@
-"""CUDA graphs: which sizes to capture (`GraphSizes`) and how to capture one (`capture`).
+"""CUDA graphs: which sizes to capture (`GraphSizes`), how to capture one (`capture`), and what feeds them (`ChangeBuffers`).
 
 Capturing a graph takes as long as many steps, and a graph that is larger than the batch wastes a little at every step. So the
 first capture for a batch uses the next larger of a few coarse sizes; a finer size follows once it would have served `patience`
@@ -9,13 +9,20 @@ every reply in progress. `patience` is large because a learner that works meanwh
 from __future__ import annotations
 
 import gc
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
+
+IntArray = npt.NDArray[Any]
+NUM_BUFFERS = 4  # in turn for uploads and downloads. A launch is finished before the second one after it begins
 
 
 @contextmanager
@@ -109,3 +116,57 @@ def capture(work: Callable[[], None], device: torch.device, pool: Any, side: Any
                 gc.enable()
     torch.cuda.current_stream(device).wait_stream(side)
     return graph.replay, pool or graph.pool()
+
+
+class Changes(NamedTuple):
+    """Changes of rows, each an int32 array with a line per change."""
+
+    added: IntArray  # row, the values of `ints`, the bits of `floats`
+    windows: IntArray  # row, the bits of its uniform numbers
+    pages: IntArray  # place in the table, page
+    removed: IntArray  # row
+
+
+class ChangeBuffers:
+    """Uploads the changes of a launch in one copy: pinned buffers in turn, and one on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._capacity = 0
+        self._none: Tensor | None = None
+        self._host: Any = None
+        self._target: Tensor | None = None
+
+    def upload(self, changes: Changes) -> tuple[Tensor, tuple[int, ...]]:
+        """Returns the changes on the device, as `kernels.decode.apply_changes` reads them, and their four counts."""
+        counts = tuple(map(len, changes))
+        if not any(counts):
+            if self._none is None:
+                self._none = torch.zeros(4, dtype=torch.int32, device=self._device)
+            return self._none, counts
+        parts = [np.array(counts, np.int32), *(part.ravel() for part in changes)]
+        total = sum(map(len, parts))
+        if total > self._capacity:
+            self._grow(total)
+        assert self._target is not None
+        array, views = next(self._host)
+        np.concatenate(parts, out=array[:total])
+        source, target = views[(total - 1).bit_length()]
+        target.copy_(source, non_blocking=True)
+        return self._target, counts
+
+    def _grow(self, size: int) -> None:
+        bits = max(12, (size - 1).bit_length())
+        self._capacity = 1 << bits
+        self._target = torch.zeros(self._capacity, dtype=torch.int32, device=self._device)
+        pairs = []
+        for _ in range(NUM_BUFFERS):
+            host = pinned((self._capacity,), self._device)
+            views = {power: (host[: 1 << power], self._target[: 1 << power]) for power in range(bits + 1)}
+            pairs.append((host.numpy(), views))
+        self._host = itertools.cycle(pairs)
+
+
+def pinned(shape: Iterable[int], device: torch.device) -> Tensor:
+    """A tensor of zeros that is copied to and from the device without waiting."""
+    return torch.zeros(tuple(shape), dtype=torch.int32, pin_memory=device.type == "cuda")

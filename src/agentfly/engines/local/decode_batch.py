@@ -19,31 +19,31 @@ from __future__ import annotations
 import heapq
 import itertools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...kernels import find_kernels
-from .cuda_graphs import GraphSizes, capture, new_stream, spending
+from ...kernels import has_kernels
+from .cuda_graphs import NUM_BUFFERS, ChangeBuffers, Changes, GraphSizes, IntArray, capture, new_stream, pinned, spending
 from .page_allocator import PAGE_SIZE, PagedSequence
 from .paged_attention import DecodeMetadata, KVPools, runs
 from .sampler import draw_batch
 from .scheduler import UNIFORMS, SequenceState, uniform_numbers
 
+if TYPE_CHECKING:
+    from ...kernels.decode import DecodeRows
+
 FINE_SIZES = (2, 4, 16, 24, 48, 96, 160, 192, 224, 320, 384, 448, 640, 768)
 COARSE_SIZES = (1, 8, 32, 64, 128, 256, 512, 1024)
 MAX_STEPS = 8  # per launch
 MAX_STOPS = 16  # stop ids that a row holds; a sequence with more is ended by the host
-IntArray = npt.NDArray[Any]
 TOKEN, POSITION, LEFT, TOP_K, DRAWN, STOPS = range(6)  # columns of `ints`; the stop ids are the last columns
 COLUMNS = (TOKEN, POSITION, LEFT, DRAWN)
-NUM_BUFFERS = 4  # in turn for uploads and downloads. A launch is finished before the second one after it begins
 
 
 class DecodeEntry:
@@ -143,9 +143,9 @@ class DecodeBatch:
         self.sizes = self._sizes[False]  # chains that are trained do not truncate their distribution
         self._pool: Any = None
         self._capture_stream = new_stream(device)
-        self._kernels = find_kernels("decode", device)
+        self._has_kernels = has_kernels(device)
         self._uploads = ChangeBuffers(device)
-        self._downloads = itertools.cycle([_pinned(self.results.shape, device) for _ in range(NUM_BUFFERS)])
+        self._downloads = itertools.cycle([pinned(self.results.shape, device) for _ in range(NUM_BUFFERS)])
 
     # ---- membership ------------------------------------------------------------------------------------------------------
 
@@ -306,10 +306,11 @@ class DecodeBatch:
         removed = np.array([row for row in self._removed if row not in taken], np.int32)
         self._added, self._removed = [], []
         changes = Changes(self._added_rows(new), self._new_windows(rows, steps), self._new_pages(rows, steps), removed)
-        if self._kernels is not None:
-            rows_of = self._kernels.Rows(self.ints, self.floats, self.uniforms, self.table)
+        if self._has_kernels:
+            from ...kernels.decode import apply_changes
+
             uploaded = self._uploads.upload(changes)
-            self._kernels.apply_changes(*uploaded, rows_of, self.step_index, left=LEFT, drawn=DRAWN)
+            apply_changes(*uploaded, self._rows(), self.step_index, left=LEFT, drawn=DRAWN)
         else:
             self._apply_changes(changes)
 
@@ -426,8 +427,10 @@ class DecodeBatch:
             agentfly_metadata=DecodeMetadata(self.pools, self.table[:size], place, length),
         )
         temperature, top_p, min_p = self.floats[:size].unbind(1)
-        if self._kernels is not None and not truncates:
-            ids, logprobs = self._kernels.draw(out.logits[0], uniforms, temperature)
+        if self._has_kernels and not truncates:
+            from ...kernels.decode import draw
+
+            ids, logprobs = draw(out.logits[0], uniforms, temperature)
         else:
             top_k = self.ints[:size, TOP_K] if truncates else None
             ids, logprobs = draw_batch(out.logits[0], uniforms, temperature, top_k, top_p, min_p)
@@ -435,10 +438,10 @@ class DecodeBatch:
 
     def _begin(self, size: int) -> tuple[Tensor, ...]:
         """Count the step. Returns token, position, place of the new key, length and uniform number of the rows."""
-        if self._kernels is not None:
-            rows = self._kernels.Rows(self.ints, self.floats, self.uniforms, self.table)
-            arrays: tuple[Tensor, ...] = self._kernels.begin_step(rows, self.step_index, size, PAGE_SIZE, columns=COLUMNS)
-            return arrays
+        if self._has_kernels:
+            from ...kernels.decode import begin_step
+
+            return begin_step(self._rows(), self.step_index, size, PAGE_SIZE, columns=COLUMNS)
         self.step_index += 1
         ints = self.ints[:size]
         position, alive = ints[:, POSITION], ints[:, LEFT] > 0
@@ -449,13 +452,18 @@ class DecodeBatch:
         uniforms = self.uniforms[:size].gather(1, ints[:, DRAWN].clamp(max=UNIFORMS - 1)[:, None])[:, 0]
         return ints[:, TOKEN], position, place, length, uniforms
 
+    def _rows(self) -> DecodeRows:
+        from ...kernels.decode import DecodeRows
+
+        return DecodeRows(self.ints, self.floats, self.uniforms, self.table)
+
     def _end(self, ids: Tensor, logprobs: Tensor) -> None:
         """Keep the results of the step and advance the rows."""
-        if self._kernels is not None:
-            rows = self._kernels.Rows(self.ints, self.floats, self.uniforms, self.table)
-            columns = (*COLUMNS, STOPS)
-            logprobs = logprobs.float()
-            self._kernels.end_step(rows, ids, logprobs, self.results, self.step_index, columns=columns, max_steps=MAX_STEPS)
+        if self._has_kernels:
+            from ...kernels.decode import end_step
+
+            columns, logprobs = (*COLUMNS, STOPS), logprobs.float()
+            end_step(self._rows(), ids, logprobs, self.results, self.step_index, columns=columns, max_steps=MAX_STEPS)
             return
         size = len(ids)
         ints = self.ints[:size]
@@ -472,61 +480,7 @@ class DecodeBatch:
         results[-1] = left
 
 
-class Changes(NamedTuple):
-    """Changes of rows, each an int32 array with a line per change."""
-
-    added: IntArray  # row, the values of `ints`, the bits of `floats`
-    windows: IntArray  # row, the bits of its uniform numbers
-    pages: IntArray  # place in the table, page
-    removed: IntArray  # row
-
-
-class ChangeBuffers:
-    """Uploads the changes of a launch in one copy: pinned buffers in turn, and one on the device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._capacity = 0
-        self._none: Tensor | None = None
-        self._host: Any = None
-        self._target: Tensor | None = None
-
-    def upload(self, changes: Changes) -> tuple[Tensor, tuple[int, ...]]:
-        """Returns the changes on the device, as `kernels.decode.apply_changes` reads them, and their four counts."""
-        counts = tuple(map(len, changes))
-        if not any(counts):
-            if self._none is None:
-                self._none = torch.zeros(4, dtype=torch.int32, device=self._device)
-            return self._none, counts
-        parts = [np.array(counts, np.int32), *(part.ravel() for part in changes)]
-        total = sum(map(len, parts))
-        if total > self._capacity:
-            self._grow(total)
-        assert self._target is not None
-        array, views = next(self._host)
-        np.concatenate(parts, out=array[:total])
-        source, target = views[(total - 1).bit_length()]
-        target.copy_(source, non_blocking=True)
-        return self._target, counts
-
-    def _grow(self, size: int) -> None:
-        bits = max(12, (size - 1).bit_length())
-        self._capacity = 1 << bits
-        self._target = torch.zeros(self._capacity, dtype=torch.int32, device=self._device)
-        pairs = []
-        for _ in range(NUM_BUFFERS):
-            host = _pinned((self._capacity,), self._device)
-            views = {power: (host[: 1 << power], self._target[: 1 << power]) for power in range(bits + 1)}
-            pairs.append((host.numpy(), views))
-        self._host = itertools.cycle(pairs)
-
-
 @lru_cache(maxsize=256)
 def _padded(stop_ids: frozenset[int]) -> list[int]:
     stops = sorted(stop_ids) if len(stop_ids) <= MAX_STOPS else []
     return [*stops, *[-1] * (MAX_STOPS - len(stops))]
-
-
-def _pinned(shape: Iterable[int], device: torch.device) -> Tensor:
-    """A tensor of zeros that is copied to and from the device without waiting."""
-    return torch.zeros(tuple(shape), dtype=torch.int32, pin_memory=device.type == "cuda")

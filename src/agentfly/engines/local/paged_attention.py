@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...kernels import find_kernels
+from ...kernels import has_kernels
 from ...kernels.replica import check_attention
 from ...kernels.rotation import rotate_now, take_rotation
 from .page_allocator import PAGE_SIZE
@@ -142,27 +142,47 @@ def attention(
     check_attention(module, agentfly_metadata, kwargs, "the local engine cannot serve it")
     metadata: DecodeMetadata | PrefillMetadata = agentfly_metadata
     keys, values = metadata.pools.layers[int(getattr(module, "layer_idx", 0))]
-    kernels = find_kernels("paged_attention", query.device)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    options: dict[str, Any] = {"scale": scale, "window": sliding_window, "softcap": softcap}
-    if isinstance(metadata, DecodeMetadata) and kernels is not None and key.shape == value.shape:
+    if has_kernels(query.device):
+        out = _fused(metadata, query, key, value, keys, values, scale=scale, window=sliding_window, softcap=softcap)
+        return out[None], None
+    query, key, value = (_by_token(tensor) for tensor in (*rotate_now(query, key), value))
+    _write(key, value, keys, values, metadata.places)
+    if isinstance(metadata, DecodeMetadata):
+        out = decode_reference(
+            query, keys, values, metadata.table, metadata.lengths, scale=scale, window=sliding_window, softcap=softcap
+        )
+    else:
+        out = prefill_reference(query, keys, values, metadata, scale=scale, window=sliding_window, softcap=softcap)
+    return out[None], None
+
+
+def _fused(
+    metadata: DecodeMetadata | PrefillMetadata, query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, *,
+    scale: float, window: int | None, softcap: float | None,
+) -> Tensor:  # fmt: skip
+    """`attention` with Triton's kernels, which write a decoded token's key and value themselves if both have one shape."""
+    from ...kernels import decode as token_kernels
+    from ...kernels import paged_attention as kernels
+
+    new = None
+    alike = key.shape == value.shape
+    if alike and isinstance(metadata, DecodeMetadata):
         turn = take_rotation(query, key)
         query, key, value = (_by_token(tensor) for tensor in (query, key, value))
         new = kernels.NewToken(key, value, metadata.places, None if turn is None else (turn[0][0], turn[1][0]))
-        return kernels.decode(query, keys, values, metadata.table, metadata.lengths, new=new, **options)[None], None
-    query, key = rotate_now(query, key)
-    query, key, value = (_by_token(tensor) for tensor in (query, key, value))
-    writer = find_kernels("decode", query.device)
-    if writer is not None and key.shape == value.shape:
-        writer.store(key, value, keys, values, metadata.places)
     else:
-        keys.view(-1, *keys.shape[2:]).index_copy_(0, metadata.places, key.contiguous())
-        values.view(-1, *values.shape[2:]).index_copy_(0, metadata.places, value.contiguous())
+        query, key, value = (_by_token(tensor) for tensor in (*rotate_now(query, key), value))
+        (token_kernels.store if alike else _write)(key, value, keys, values, metadata.places)
     if isinstance(metadata, DecodeMetadata):
-        decode = decode_reference if kernels is None else kernels.decode
-        return decode(query, keys, values, metadata.table, metadata.lengths, **options)[None], None
-    prefill = prefill_reference if kernels is None else kernels.prefill
-    return prefill(query, keys, values, metadata, **options)[None], None
+        table, lengths = metadata.table, metadata.lengths
+        return kernels.decode(query, keys, values, table, lengths, scale=scale, window=window, softcap=softcap, new=new)
+    return kernels.prefill(query, keys, values, metadata, scale=scale, window=window, softcap=softcap)
+
+
+def _write(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, places: Tensor) -> None:
+    keys.view(-1, *keys.shape[2:]).index_copy_(0, places, key.contiguous())
+    values.view(-1, *values.shape[2:]).index_copy_(0, places, value.contiguous())
 
 
 def _by_token(tensor: Tensor) -> Tensor:

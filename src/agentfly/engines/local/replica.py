@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ...errors import ConfigError
-from ...kernels import find_kernels
+from ...kernels import LayerKernels, layer_kernels
 from ...kernels.merged_linear import merge_linears
 from ...kernels.replace import replace_modules, restore
 from ...kernels.replica import evaluating, share_tensors
@@ -48,14 +48,14 @@ def make_replica(model: Any, *, on_pages: bool = False) -> Any:
         raise ConfigError(f"the local engine cannot serve {name}: {error}") from error
     if getattr(replica, "is_gradient_checkpointing", False):
         replica.gradient_checkpointing_disable()
-    kernels = find_kernels("layers", next(model.parameters()).device) if on_pages else None
+    kernels = layer_kernels(next(model.parameters()).device) if on_pages else None
     if kernels is not None:
         accelerate(model, replica, kernels, on_pages=True)
     return replica
 
 
 @torch.no_grad()
-def accelerate(model: Any, replica: Any, kernels: Any, *, on_pages: bool = False) -> dict[str, int]:
+def accelerate(model: Any, replica: Any, kernels: LayerKernels, *, on_pages: bool = False) -> dict[str, int]:
     """Merge linear layers and put in fused kernels. Returns how many of each kind; {} for a model that failed before.
 
     Of the model itself only the addresses of merged weights change. With gradients enabled, or for unsupported shapes, every

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from ...engines.local.families.miniature import make_miniature
 from ...engines.local.families.support import PROVEN
 from ...errors import ConfigError
-from ...kernels import find_kernels, torch_layers
+from ...kernels import LayerKernels, layer_kernels, torch_layers
 from ...kernels.replace import replace_modules, restore
 from ...kernels.replica import evaluating
 from ...kernels.rope import fix_rope
@@ -183,9 +183,9 @@ def _enable_checkpoints(module: nn.Module) -> None:
 
 def _fuse(probe: _Probe, replica: nn.Module) -> str:
     """Put fused kernels into the replica if they pass. Returns what is in use, or why not."""
-    kernels = find_kernels("layers", probe.device)
+    kernels = layer_kernels(probe.device)
     if kernels is None and probe.device.type == "cpu" and probe.want.dtype == torch.float32:
-        kernels = torch_layers
+        kernels = cast(LayerKernels, torch_layers)  # without GATES it needs no `gated`
     if kernels is None:
         why = "Triton is not installed" if probe.device.type == "cuda" else f"on {probe.device.type}"
         return f"fused layers: off ({why})"

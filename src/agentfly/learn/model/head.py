@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...kernels import find_kernels
+from ...kernels import has_kernels
 from ..budget import CudaMemory
 
 MAX_LOGITS = 2**29
@@ -26,7 +26,7 @@ def serves(linear: nn.Module) -> bool:
     """Whether the head is a linear layer without bias on a GPU, and Triton is installed."""
     weight: Any = linear.weight
     plain = type(linear) is nn.Linear and linear.bias is None
-    return plain and find_kernels("log_probs", weight.device) is not None
+    return plain and has_kernels(weight.device)
 
 
 def head_scores(
