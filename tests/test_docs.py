@@ -22,6 +22,7 @@ import sys
 import tomllib
 from ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
 from dataclasses import dataclass, field
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,7 @@ def run_line(line: str) -> None:
     elif command == "agentfly" and rest[0] in ("fetch", "view"):  # it would download, or serve until it is stopped
         make_parser().parse_args(rest)
     elif command == "agentfly":
-        run_agentfly(miniature(rest))
+        run_agentfly(miniature([match for word in rest for match in (sorted(glob(word)) if "*" in word else [word])]))
     elif command == "python":
         run_script(rest)
     else:

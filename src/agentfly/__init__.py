@@ -24,6 +24,7 @@ _PUBLIC = {
     "SearchAgent": "agents",
     "train": "training",
     "evaluate": "training",
+    "dpo": "training",
     "sft": "training",
     "load_tasks": "data",
     "Environment": "resources",
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     from .resources import Cost, Environment, ResourceManager
     from .rewards import Reward, reward
     from .tools import FromTask, Tool, tool
-    from .training import evaluate, sft
+    from .training import dpo, evaluate, sft
     from .types import Action, Completion, Event, Message, Outcome, RunResult, Sampling, Task, ToolCall, ToolResult, Trajectory
 
 

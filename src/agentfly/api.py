@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from . import plugins
 from .agents.base import BaseAgent
 from .aio.threads import run_to_end
-from .build import build_agent, build_tasks, open_directory, trainable_engine
+from .build import build_agent, build_tasks, hinted_fields, open_directory, trainable_engine
 from .config import SECTIONS, Config, apply_overrides, keys
+from .data import check_fields
 from .engines import check_engine, check_trained_sampling
 from .errors import ConfigError
 from .runs.checkpoints import list_checkpoints
@@ -102,6 +103,7 @@ class TrainJob:
         if isinstance(agent.model, (str, Path)):
             check_engine(agent.model, agent.engine_options, config.sampling, training=True)
         check_trained_sampling(config.sampling)
+        check_fields(train, hinted_fields(config), "loss.reference_hint")
         agent.check(train)
         agent.check(validation)
         for name in config.run.trackers:

@@ -6,21 +6,26 @@ import re
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from string import Formatter
+from typing import TYPE_CHECKING, Any
 
 from . import plugins
 from .agents.base import BaseAgent
 from .config import Config
 from .data import DataSettings, DataSource, has_splits, is_file_name, load_tasks, row_key, row_of, split_rows
-from .engines import short_name
+from .engines import engine_options, short_name
 from .errors import ConfigError, DataError
 from .learn.algorithms import find_algorithm
 from .protocols import Engine, Renderer, TrainableEngine
 from .rollout import Plan, make_plan
 from .rollout.activity import Activities
 from .runs import RunDirectory
-from .runs.checkpoints import STATE, latest_checkpoint
-from .types import Task
+from .runs.checkpoints import STATE, newest_of
+from .types import Task, Trajectory
+
+if TYPE_CHECKING:
+    from .learn.hint import Prompts
+    from .learn.ranks.group import RankGroup
 
 
 def build_agent(config: Config, engine: Engine | None = None, renderer: Renderer | None = None) -> BaseAgent:
@@ -56,13 +61,13 @@ def checkpoint_config(checkpoint: str | Path, recipe: str | Path | None = None, 
     `checkpoint` is a checkpoint, the folder of a run (its newest checkpoint is taken), or the name of a model.
     """
     run = run_of(checkpoint)
-    model = latest_checkpoint(run) if run is not None and run == Path(checkpoint) else checkpoint
+    model = newest_of(str(checkpoint))
     if recipe is None:
         if run is None or not (run / "config.toml").is_file():
             raise ConfigError(f"{checkpoint} is not a checkpoint of a run folder: give the recipe that describes its agent")
         recipe = run / "config.toml"
     config = Config.load(recipe, overrides)
-    return replace(config, agent=replace(config.agent, model=str(model)))
+    return replace(config, agent=replace(config.agent, model=model))
 
 
 def run_of(checkpoint: str | Path) -> Path | None:
@@ -73,8 +78,66 @@ def run_of(checkpoint: str | Path) -> Path | None:
     return path.parent.parent if path.parent.name == "checkpoints" and path.is_dir() else None
 
 
-def build_learner(config: Config, model: Any, *, exact: bool, ranks: Any = None) -> Any:
-    """Returns the learner of a config for a model: a `PolicyLearner`, or with a `RankGroup` this rank's `RankLearner`."""
+def build_reference(config: Config, model: Any, tokenizer: Any = None) -> Any:
+    """Returns the model of `loss.reference` beside a policy; None if it is not set.
+
+    Adapters of the policy share their frozen weights with it, if they were made for this model. Raises ConfigError if it cannot
+    score the policy's tokens.
+    """
+    from .engines.local.load import context_of
+    from .learn.model.lora import frozen_base
+    from .learn.model.reference import open_reference
+
+    name = config.loss.reference
+    if name is None:
+        return None
+    if config.lora.rank and name == config.agent.model:
+        return frozen_base(model)
+    given = (config.agent.max_context, engine_options(config.agent.engine).get("max_context"))
+    longest = min([context_of(model.config), *(limit for limit in given if limit)])
+    return open_reference(newest_of(name), model, tokenizer, longest)
+
+
+def build_hint(config: Config, agent: BaseAgent) -> Prompts | None:
+    """Returns what renders the prompt of a chain without and with `loss.reference_hint`; None if it is not set."""
+    hint, renderer = config.loss.reference_hint, agent.renderer
+    if hint is None or renderer is None:
+        return None
+
+    def prompts(trajectory: Trajectory) -> tuple[list[int], list[int]]:
+        replies = [at for at, message in enumerate(trajectory.messages) if message.role == "assistant"]
+        first = replies[-len(trajectory.turns)] if len(replies) >= len(trajectory.turns) else len(trajectory.messages)
+        *before, last = trajectory.messages[:first]
+        told = replace(last, content=f"{last.content}\n{hint.format_map(trajectory.task.fields)}")
+        return renderer.start([*before, last], agent.schemas), renderer.start([*before, told], agent.schemas)
+
+    return prompts
+
+
+def hinted_fields(config: Config) -> set[str]:
+    """The fields of a row that `loss.reference_hint` names. Raises ConfigError for a template that cannot be read."""
+    try:
+        names = [name for _, name, *_ in Formatter().parse(config.loss.reference_hint or "") if name is not None]
+    except ValueError as error:
+        raise ConfigError(f"loss.reference_hint: {error}; a brace that is text is doubled") from error
+    if odd := [name for name in names if not name.isidentifier()]:
+        raise ConfigError(f"loss.reference_hint: {odd[0]!r} is not the name of a field; a brace that is text is doubled")
+    return set(names)
+
+
+def build_learner(
+    config: Config,
+    model: Any,
+    *,
+    exact: bool,
+    ranks: RankGroup | None = None,
+    tokenizer: Any = None,
+    hint: Prompts | None = None,
+) -> Any:
+    """Returns the learner of a config for a model: a `PolicyLearner`, or with a `RankGroup` this rank's `RankLearner`.
+
+    `tokenizer` is the model's, with which that of `loss.reference` is compared; `hint` is what `build_hint` returns.
+    """
     from .kernels.memory import naming_memory
     from .learn.learner import PolicyLearner
 
@@ -82,6 +145,7 @@ def build_learner(config: Config, model: Any, *, exact: bool, ranks: Any = None)
         "loss": config.loss,
         "optim": replace(config.train, total_steps=config.train.total_steps or config.train.steps),
         "temperature": config.sampling.temperature or 1.0,
+        "reference": build_reference(config, model, tokenizer) if config.loss.kl_coef else None,
         "exact": exact,
         "recomputes": config.rollout.at_update != "keep",
         "seed": config.seed,
@@ -89,7 +153,7 @@ def build_learner(config: Config, model: Any, *, exact: bool, ranks: Any = None)
     algorithm = find_algorithm(config.algorithm)
     if ranks is None:
         with naming_memory("the setup of the learner"):
-            return PolicyLearner(model, algorithm, **options)
+            return PolicyLearner(model, algorithm, hint=hint, **options)
     from .learn.ranks.learner import RankLearner
 
     settings = config.learner

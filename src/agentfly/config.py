@@ -368,6 +368,7 @@ class Config:
             raise ConfigError("agent.engine.api_key would be written to the run's folder: set OPENAI_API_KEY instead")
         config = dataclasses.replace(config, loss=algorithm.settings(loss))
         config.loss.check_lag(config.rollout.max_lag)
+        algorithm.check_reference(config.loss)
         if config.backend != "verl" and (changed := _changed(config.verl)):
             raise ConfigError(f'verl.{changed[0]} has no effect without backend = "verl": set that, or remove it')
         config.check_ranks(config.learner.ranks)
@@ -388,6 +389,10 @@ class Config:
                 f"learner.ranks = {ranks} samples with the local engine, which copies the weights from the ranks: remove "
                 f"agent.engine.kind = {kind!r}, or set learner.ranks = 1"
             )
+        alone = {"reference_hint": self.loss.reference_hint is not None, "reference_every": self.loss.reference_every > 0}
+        for name, given in alone.items():
+            if ranks > 1 and given:
+                raise ConfigError(f"loss.{name} works on one learner rank: remove it, or set learner.ranks = 1")
 
     def to_dict(self) -> dict[str, Any]:
         """The config as nested tables. An algorithm or a sampler that is an object is named by its module or file."""

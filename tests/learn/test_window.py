@@ -95,6 +95,8 @@ def test_only_tokens_inside_the_window_are_trained_and_counted(name, budget):
     model = tiny_llama(VOCABULARY)
     groups = old_groups(model, masked=AGES, splits=budget == 12)
     options = {"critic_warmup_steps": 0, "critic_minibatches": 1, "critic_epochs": 1} if name == "ppo" else {}
+    if ALGORITHMS[name].needs_reference:
+        options["reference"] = tiny_llama(VOCABULARY, seed=5)
     learner = at_version(learner_of(copy.deepcopy(model), name, max_tokens_per_batch=budget, **options))
     metrics = learner.update(groups, window=1)
     chains = tokens_by_hand(model, groups, 1)

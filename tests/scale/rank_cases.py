@@ -40,7 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
     "grpo, padded rows": case("grpo", optim={"packing": "off", "max_tokens_per_batch": 24}),
     "grpo, gradient checkpointing": case("grpo", optim={"gradient_checkpointing": True}),
     "grpo, rewritten history": case("grpo", options={"splits": True}, optim=SMALL),
-    "grpo, kl in the loss": case("grpo", loss={"kl_coef": 0.1, "entropy_coef": 0.01}),
+    "grpo, kl in the loss": case("grpo", loss={"kl_coef": 0.1, "kl_target": 0.01, "entropy_coef": 0.01}),
     "grpo, window": case("grpo", window=0, versions=True),
     "grpo, sequence correction": case("grpo", loss={"correction": "sequence"}, versions=True, optim=SMALL),
     "grpo, inexact sampler": case("grpo", loss={"correction": "mask"}, exact=False, noise=0.2),
@@ -55,6 +55,7 @@ CASES: dict[str, dict[str, Any]] = {
     "ppo": case("ppo", optim={"critic_warmup_steps": 0, "max_tokens_per_batch": 32}),
     "ppo, critic warm-up": case("ppo", optim={"critic_warmup_steps": 1}),
     "ppo, shared critic": case("ppo", loss={"critic": "shared"}, optim={"max_tokens_per_batch": 32}),
+    "distill": case("distill", teacher=9, optim=SMALL),
     "lora": case("grpo", lora=4, loss={"kl_coef": 0.1}),
     "lora, ppo": case("ppo", lora=4, optim={"critic_warmup_steps": 0}),
     "a single row": case("ppo", rewards=((1.0,),), loss={"critic": "shared"}),
@@ -87,6 +88,8 @@ def make_learner(settings: dict[str, Any], model: Any, ranks: Any = None, algori
         "exact": settings.get("exact", True),
         "seed": 5,
     }
+    if settings.get("teacher"):
+        options["reference"] = tiny_llama(VOCABULARY, seed=settings["teacher"])
     if not isinstance(algorithm, str):
         options["loss"] = algorithm.settings()
     if ranks is None:

@@ -2,7 +2,8 @@
 
     agentfly train [CONFIG] [key=value ...] [--resume RUN] [--view] [--profile] [--dry-run]     CONFIG: a .toml file or a recipe
     agentfly eval [CONFIG] [key=value ...] [--model PATH] [--chains K] [--json PATH]
-    agentfly sft [CONFIG] [key=value ...]
+    agentfly sft [CONFIG] [key=value ...] [--best K] [--min-reward R]         CONFIG may be a run with the chains to learn from
+    agentfly dpo RUN [key=value ...] [--beta B] [--min-gap R]
     agentfly runs | show | compare | plot | export | export-model | query | chat | doctor     (see cli/runs)
     agentfly view [RUNS_DIR]                                      (see cli/dashboard.py)
     agentfly verl print-config | plan | cluster status            (see cli/scale.py)
@@ -46,14 +47,14 @@ READS = {
         "agent.", "data.", "sampling.", "resources.", "rollout.max_concurrency", "run.threads", "run.dir", "run.name", "seed",
     ),
     "sft": ("agent.", "data.", "train.", "lora.", "run.", "rollout.num_tasks", "seed"),
+    "dpo": ("agent.", "data.", "train.", "lora.", "run.", "rollout.num_tasks", "loss.reference", "seed"),
 }  # fmt: skip
-NOT_READ = {
-    "sft": (
-        "train.critic_lr", "train.critic_epochs", "train.critic_minibatches", "train.critic_warmup_steps",
-        "train.validate_chains", "train.validate_temperature", "train.validate_at_start",
-        "train.save_every", "train.save_every_s", "train.max_logprob_gap", "train.max_failed_share",
-    )
-}  # fmt: skip
+_OF_ROLLOUTS = (
+    "train.critic_lr", "train.critic_epochs", "train.critic_minibatches", "train.critic_warmup_steps",
+    "train.validate_chains", "train.validate_temperature", "train.validate_at_start",
+    "train.save_every", "train.save_every_s", "train.max_logprob_gap", "train.max_failed_share",
+)  # fmt: skip
+NOT_READ = {"sft": _OF_ROLLOUTS, "dpo": (*_OF_ROLLOUTS, "data.validation", "data.validation_count", "data.train_count")}
 
 KINDS = ("algorithms", "agents", "tools", "rewards", "tasks", "demos", "samplers")
 
@@ -125,9 +126,17 @@ def make_parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--json", metavar="PATH", help="also write the metrics to this file")
     evaluate.set_defaults(run=_eval)
 
-    sft = commands.add_parser("sft", help="train on demonstrations (supervised fine-tuning)")
+    sft = commands.add_parser("sft", help="train on demonstrations, or on the best chains of a run (supervised fine-tuning)")
     takes_config(sft)
+    sft.add_argument("--best", type=int, metavar="K", help="of a run: at most K chains of each task; without, all that succeed")
+    sft.add_argument("--min-reward", type=float, metavar="R", help="of a run: the least reward; without, its agent.success_at")
     sft.set_defaults(run=_sft)
+
+    dpo = commands.add_parser("dpo", help="train on the best and the worst chain of each group of a run (arXiv:2305.18290)")
+    takes_config(dpo)
+    dpo.add_argument("--beta", type=float, default=0.1, metavar="B", help="how strongly the reference holds the policy (0.1)")
+    dpo.add_argument("--min-gap", type=float, default=0.0, metavar="R", help="the least difference of the rewards of a pair")
+    dpo.set_defaults(run=_dpo)
 
     run_commands.add_parsers(commands)
     dashboard.add_parser(commands)
@@ -230,16 +239,54 @@ def _given_count(arguments: argparse.Namespace) -> int | None:
     return Config.load(None, words).data.validation_count if words else None
 
 
+def _on_chains(arguments: argparse.Namespace) -> Config:
+    """The config of `sft` and `dpo`. If it is that of a run with chains, and no other data are given, these are the data."""
+    from dataclasses import replace
+
+    from ..data import DataSettings
+    from ..runs import RunReader
+
+    config = _load(arguments)
+    run, given = Path(arguments.config or ""), {word.partition("=")[0] for word in arguments.overrides}
+    if "data.train" in given or not (run / "run.db").is_file():
+        return config
+    with RunReader(run) as reader:
+        if not reader.num_chains():
+            return config
+    own = {key.removeprefix("data."): getattr(config.data, key.removeprefix("data.")) for key in given if key[:5] == "data."}
+    name = config.run.name if "run.name" in given else None
+    return replace(config, data=replace(DataSettings(), train=str(run), **own), run=replace(config.run, name=name))
+
+
 def _sft(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from ..training import sft
     from ..watch.progress import Progress
 
-    config = _load(arguments)
+    config = _on_chains(arguments)
     console = Console()
-    result = sft(config, progress=Progress(config.train.steps, console=console))
+    progress = Progress(config.train.steps, console=console)
+    if arguments.best is not None and arguments.best < 1:
+        raise ConfigError("--best is the number of chains per task, at least 1")
+    result = sft(config, progress=progress, best=arguments.best, min_reward=arguments.min_reward)
     console.print(f"loss on held-out demonstrations: {result.before:.4f} before, {result.after:.4f} after", highlight=False)
+    console.print(f"model: {result.checkpoint}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _dpo(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from ..training import dpo
+    from ..watch.progress import Progress
+
+    config = _on_chains(arguments)
+    console = Console()
+    progress = Progress(config.train.steps, console=console)
+    result = dpo(config, progress=progress, beta=arguments.beta, min_gap=arguments.min_gap)
+    console.print(f"loss on held-out pairs: {result.before:.4f} before, {result.after:.4f} after", highlight=False)
+    console.print(f"held-out pairs in the right order: {result.accuracy:.0%}", highlight=False)
     console.print(f"model: {result.checkpoint}", highlight=False, soft_wrap=True)
     return 0
 

@@ -111,7 +111,7 @@ def dry_run(arguments: argparse.Namespace, config: Config) -> int:
     if config.backend == "verl":
         return scale.print_verl(config)
     from ..api import TrainJob
-    from ..build import adapt_model, build_agent, build_plan
+    from ..build import adapt_model, build_agent, build_plan, build_reference
     from ..rollout import open_task
     from ..training.draws import TaskDraws
     from ..training.idle import without_effect
@@ -121,7 +121,10 @@ def dry_run(arguments: argparse.Namespace, config: Config) -> int:
     draws = TaskDraws(train, config.data, config.seed)
     plan = build_plan(config, job.agent)
     openings = [open_task(plan, task) for task in [*train, *validation]]
-    adapt_model(config, job.agent, lambda said: print(f"# {said}"))
+    engine = adapt_model(config, job.agent, lambda said: print(f"# {said}"))
+    if config.loss.kl_coef:
+        build_reference(config, engine.model, engine.tokenizer)
+        print(f"# reference model: {config.loss.reference or 'the weights that the run begins with'}")
     longest = max(len(opening.prompt_ids) for opening in openings)
     print(config.to_toml())
     print(f"# {len(train)} training and {len(validation)} validation tasks; longest prompt {longest} tokens")

@@ -138,6 +138,8 @@ def _replay(run: Run, step: int, stored: Stored, rules: Any, checks: dict[str, C
     from ..learn.algorithms.replay import NotRecorded, StoredChain, replay
 
     metrics = run.metrics[step]
+    if (coef := metrics.get("train/kl_coef")) is not None:  # loss.kl_target has adapted it
+        rules = replace(rules, loss=replace(rules.loss, kl_coef=coef))
     trainable = [each for each in stored.chains if each[1].trainable]
     series = [_series(row) for _, _, row in trainable]
     given = [StoredChain(chain, group, values) for (group, chain, _), values in zip(trainable, series, strict=True)]
@@ -162,7 +164,7 @@ def _replay(run: Run, step: int, stored: Stored, rules: Any, checks: dict[str, C
         seen.tokens += _compare_used(checks["updates"], step, chain, row, series[place], result.used[place])
     _compare_metrics(checks, step, metrics, result.metrics, rules, seen)
     _follow_version(checks["updates"], run, step, version, seen)
-    _look_at_reference(checks["reference"], step, version, series, rules.full, seen)
+    _look_at_reference(checks["reference"], step, version, series, rules, seen)
 
 
 def _series(row: LearnedRow | None) -> dict[str, list[float]]:
@@ -236,7 +238,7 @@ def _follow_version(check: Check, run: Run, step: int, version: int, seen: Repla
 
 
 def _look_at_reference(
-    check: Check, step: int, version: int, series: Sequence[dict[str, list[float]]], full: bool, seen: Replayed
+    check: Check, step: int, version: int, series: Sequence[dict[str, list[float]]], rules: Any, seen: Replayed
 ) -> None:
     pairs = [
         (a, b)
@@ -246,10 +248,13 @@ def _look_at_reference(
         if not math.isnan(b)
     ]
     seen.references += bool(pairs)
+    if rules.loss.reference_every:  # it follows the policy
+        return
     if version and pairs and all(a == b for a, b in pairs):
         check.add(f"step {step}: the reference gives all {len(pairs)} tokens the log-probs of version {version} of the policy")
     apart = sum(abs(a - b) for a, b in pairs) / max(1, len(pairs))
-    if not version and not apart <= (FULL if full else HALF).high:
+    given = rules.loss.reference is not None or rules.loss.reference_hint is not None
+    if not version and not given and not apart <= (FULL if rules.full else HALF).high:
         check.add(f"step {step}: the reference and the weights that the run began with differ by {apart:.4g} nats per token")
 
 

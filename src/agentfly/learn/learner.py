@@ -34,6 +34,7 @@ from .batching import MicroBatch, passes
 from .budget import TokenBudget
 from .experience import Experience, gather
 from .group import ALONE, LearnerGroup
+from .hint import Prompts
 from .metrics import Totals
 from .model.logprobs import EntropyMode
 from .model.storage import load_learner_state, load_weights
@@ -41,6 +42,7 @@ from .optim import Optimizer
 from .samples import row_of
 from .settings import LossSettings, OptimSettings
 from .update.gradients import Gradients
+from .update.kl_control import KlControl
 from .update.messages import pack_credit, unpack_credit
 from .update.modules import LearnerModules, check_critic_keys
 from .update.objective import Minibatch, Objective, old_logprobs
@@ -61,7 +63,8 @@ class PolicyLearner:
     """Trains one policy with one algorithm. Implements `types.Learner`.
 
     `temperature` is the one that chains are sampled with (1 for greedy sampling), so that the trained policy is the one that
-    acted. `reference` is the model of the KL term; by default a frozen copy of the current policy, made only if `kl_coef` > 0.
+    acted. `reference` is the model of the KL term; by default a frozen copy of the current policy, made only if `kl_coef` > 0;
+    `hint` gives the prompts that it reads.
     `exact` is false if the engine samples from a copy of the weights with other kernels; `loss.correction` then applies to
     every token, otherwise to tokens of older weights. `recomputes` is false if the rest of a reply goes on with keys and values
     of older weights (`rollout.at_update = "keep"`): such tokens are corrected, too.
@@ -79,6 +82,7 @@ class PolicyLearner:
         optim: OptimSettings | None = None,
         temperature: float = 1.0,
         reference: nn.Module | None = None,
+        hint: Prompts | None = None,
         device: torch.device | str | None = None,
         seed: int = 0,
         exact: bool = True,
@@ -114,19 +118,14 @@ class PolicyLearner:
         self._changing: Changing | None = None
         self._group = group
         self._modules = LearnerModules(
-            self.model,
-            self.algorithm,
-            self.loss,
-            self.optim,
-            temperature=temperature,
-            reference=reference,
-            group=group,
+            self.model, self.algorithm, self.loss, self.optim, temperature=temperature, reference=reference, group=group,
             reduce=reduce,
-        )
+        )  # fmt: skip
         self._budget = TokenBudget(self.optim.max_tokens_per_batch, self.device)
         self._budget.alone = group.size == 1
+        self._kl_control = KlControl(self._modules, self.loss)
         self._objective = Objective(self.algorithm, self.loss)
-        self._scoring = Scoring(self._modules, self._budget)
+        self._scoring = Scoring(self._modules, self._budget, hint)
         self._gradients = Gradients(self._modules, self._objective)
         self._make_optimizers()
 
@@ -218,6 +217,7 @@ class PolicyLearner:
     def _improve(self, experience: Experience) -> dict[str, float]:
         """Run all passes over the chains. Returns metrics."""
         self._half_updated = False
+        self.loss = self._objective.settings = self._kl_control.settings
         self._modules.scorer.plan(self._budget, divides=self.algorithm.loss_scope != "minibatch")
         self._budget.tokens = self._group.least(self._budget.tokens)
         factor = self.optim.lr_factor(self._updates)
@@ -245,13 +245,14 @@ class PolicyLearner:
         metrics["train/optimizer_steps"] = float(steps)
         metrics["train/adam_steps"] = float(self._optimizer.num_steps)
         metrics |= totals.summed(self._group).means()
+        self._kl_control.follow(metrics, self._updates)
         experience.share_notes(self._group)
         self._half_updated = False
         return metrics
 
     def _give_credit(self, experience: Experience, totals: Totals) -> int:
         """Compute the advantages. Returns the number of groups whose advantages are all 0."""
-        loss, rewards = self.loss, experience.rewards
+        loss, rewards, of_reference = self.loss, experience.rewards, None
         kl_in_reward = loss.kl_coef > 0 and loss.kl_in == "reward"
         every_row = range(len(experience.rows))
         if kl_in_reward:
@@ -262,11 +263,13 @@ class PolicyLearner:
             own = experience.sampled if experience.recomputed is None else experience.recomputed
             kl = kl_divergence(old_logprobs(experience, loss, own, slice(None)), reference, loss.kl_estimator)
             totals.add("train/reference_kl", kl.sum(), len(kl))
-            rewards = rewards - loss.kl_coef * kl.double().cpu().numpy()
+            of_reference = kl.double().cpu().numpy()
+            rewards = rewards - loss.kl_coef * of_reference
         values = None
         if self.algorithm.needs_critic:
             values = experience.per_chain(self._scoring.score_values(experience, every_row).double().cpu().numpy())
-        chains = Chains(experience.groups, experience.per_chain(rewards), values, experience.trajectories)
+        apart = None if of_reference is None else experience.per_chain(of_reference)
+        chains = Chains(experience.groups, experience.per_chain(rewards), values, experience.trajectories, apart)
         return experience.set_credit(self._credit(chains))
 
     def _credit(self, chains: Chains) -> Credit:
@@ -433,11 +436,13 @@ class PolicyLearner:
             "optimizer": self._optimizer.state_dict(),
             "critic_optimizer": None if self._critic_optimizer is None else self._critic_optimizer.state_dict(),
             "modules": self._modules.state_dict(),
+            "kl": self._kl_control.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`; the caller loads the policy's weights. Raises ConfigError if the learners differ."""
         self._modules.load_state_dict(state["modules"], state["algorithm"])
+        self._kl_control.load_state_dict(state.get("kl", {}))
         self._optimizer.load_state_dict(state["optimizer"])
         if self._critic_optimizer is not None:
             self._critic_optimizer.load_state_dict(state["critic_optimizer"])

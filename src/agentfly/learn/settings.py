@@ -49,6 +49,30 @@ class LossSettings:
         "Estimator of the KL: k1 (unbiased, noisy), k2 (half the squared log-ratio), k3 (unbiased, never negative). Unset: "
         "k3 in the loss, k1 in the reward. In the loss the gradient of k1 averages to zero: prefer k2 or k3 there.",
     )
+    kl_target: float | None = setting(
+        None,
+        "KL to the reference per token (as in train/reference_kl) that kl_coef is adapted to: after each step it is multiplied "
+        "by 1 + 0.1 x the relative error, which counts as at most 0.2 (arXiv:1909.08593).",
+        above=0,
+    )
+    reference: str | None = setting(
+        None,
+        "The reference model: a model directory or hub name, or a run's folder (its newest checkpoint). It must have the "
+        "policy's tokens. Unset: the weights that the run begins with.",
+    )
+    reference_hint: str | None = setting(
+        None,
+        "Text that the reference reads at the end of the task's last message and the policy does not, with fields of the row "
+        "in braces, as in `The answer is {answer}`.",
+    )
+    reference_every: int = setting(0, "Steps after which the policy becomes the reference, again and again; 0: never.", low=0)
+    reference_mix: float = setting(
+        1.0,
+        "Share of the policy in a renewed reference, of each weight; with reference_every = 1 and a small share the reference "
+        "is a moving average of the policy.",
+        above=0,
+        high=1,
+    )
     entropy_coef: float = setting(0.0, "Weight of the entropy bonus.", low=0)
     old_logprobs: Literal["auto", "recompute", "sampled"] = setting(
         "auto",
@@ -84,6 +108,8 @@ class LossSettings:
 
     def __post_init__(self) -> None:
         check_fields(self, "loss.")
+        if self.reference_mix < 1.0 and not self.reference_every:
+            raise ConfigError("loss.reference_mix has no effect without loss.reference_every: set that, or remove it")
         if self.old_logprobs == "sampled" and self.correction != "off":
             raise ConfigError(
                 'loss.old_logprobs = "sampled" already divides by the sampler\'s probability, so loss.correction = '

@@ -1,7 +1,8 @@
 """Supervised learning: the rows and masks of reinforcement learning, trained by likelihood.
 
 Rows come from `to_samples` on demonstrations. The loss is the mean negative log-likelihood over the masked tokens of a
-minibatch, independent of its division into micro batches. Rewards, advantages and versions are not read.
+minibatch, independent of its division into micro batches. Rewards, advantages and versions are not read. `preference` has
+another loss for the same rows.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +27,11 @@ from .model.logprobs import Scorer
 from .optim import Optimizer
 from .settings import OptimSettings
 
+Item = TypeVar("Item")
 
-class SupervisedLearner:
-    """Trains one model on demonstrations."""
+
+class RowLearner(Generic[Item]):
+    """Trains one model on items of one or more rows, with a loss of the log-probs of their masked tokens."""
 
     def __init__(
         self, model: nn.Module, *, optim: OptimSettings | None = None, device: torch.device | str | None = None, seed: int = 0
@@ -54,18 +58,31 @@ class SupervisedLearner:
         """Number of updates so far."""
         return self._version
 
-    def update(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Take epochs x minibatches optimizer steps on these rows. Returns metrics."""
-        if not samples:
+    def rows_of(self, item: Item) -> Sequence[Sample]:
+        """Returns the rows of an item."""
+        raise NotImplementedError
+
+    def slopes(self, rows: Rows, items: Sequence[Item], members: Sequence[int], totals: Totals) -> tuple[Tensor, float]:
+        """Returns the derivative of the loss of some items by each log-prob, and the loss minus slopes x log-probs.
+
+        `members` are the rows of the items. The loss of micro batches is then a sum, however they divide the rows.
+        """
+        raise NotImplementedError
+
+    def update(self, items: Sequence[Item]) -> dict[str, float]:
+        """Take epochs x minibatches optimizer steps on these items. Returns metrics."""
+        if not items:
             raise ConfigError("the batch has no demonstration to train on")
         self._scorer.plan(self._budget)
-        rows, totals = Rows(samples), Totals()
+        rows, parts = self._table(items)
+        totals = Totals()
         factor = self.optim.lr_factor(self._version)
         self._optimizer.set_lr(factor)
         order = f"{self._seed}/{self._version}"
-        for members in passes(len(rows), epochs=self.optim.epochs, num_minibatches=self.optim.num_minibatches, seed=order):
+        for chosen in passes(len(items), epochs=self.optim.epochs, num_minibatches=self.optim.num_minibatches, seed=order):
+            members = [row for item in chosen for row in parts[item]]
             with launching_on(self.device), naming_memory(f"supervised update {self._version + 1}"):
-                self._step(rows, members, totals)
+                self._step(rows, members, self.slopes(rows, [items[item] for item in chosen], members, totals), totals)
         self._version += 1
         return totals.means() | {
             "train/lr": self._lr * factor,
@@ -73,11 +90,15 @@ class SupervisedLearner:
             "train/tokens": float(rows.num_tokens),
         }
 
-    def _step(self, rows: Rows, members: Sequence[int], totals: Totals) -> None:
-        num_tokens = sum(len(rows.positions[row]) for row in members)
+    def _table(self, items: Sequence[Item]) -> tuple[Rows, list[range]]:
+        """Returns the rows of all items, and which of them are whose."""
+        own = [self.rows_of(item) for item in items]
+        ends = [0, *accumulate(map(len, own))]
+        return Rows([sample for samples in own for sample in samples]), [range(a, b) for a, b in pairwise(ends)]
 
+    def _step(self, rows: Rows, members: Sequence[int], slopes: tuple[Tensor, float], totals: Totals) -> None:
         def gradients() -> tuple[float, float, list[MicroBatch]]:
-            work = partial(self._gradients, num_tokens)
+            work = partial(self._gradients, *slopes)
             return self._budget.run(lambda: list(self._batches(rows, members)), work, self._optimizer.zero_grad)
 
         loss_value, norm, micro = gradients()
@@ -98,11 +119,11 @@ class SupervisedLearner:
     def _batches(self, rows: Rows, members: Sequence[int]) -> Iterator[MicroBatch]:
         return rows.batches(members, self._budget.tokens, self.device, self._shape)
 
-    def _gradients(self, num_tokens: int, micro: list[MicroBatch]) -> tuple[float, float, list[MicroBatch]]:
+    def _gradients(self, slopes: Tensor, rest: float, micro: list[MicroBatch]) -> tuple[float, float, list[MicroBatch]]:
         """Accumulate the gradients of a minibatch on the parameters. Returns its loss, the gradient's norm and the batches."""
-        whole = torch.zeros((), device=self.device)
+        whole = torch.full((), rest, device=self.device)
         for batch in micro:
-            loss = -self._scorer(batch).logprobs.sum() / num_tokens
+            loss = (slopes[batch.tokens] * self._scorer(batch).logprobs).sum()
             self._optimizer.backward(loss)
             whole += loss.detach()
         return float(whole), float(self._optimizer.clip()), micro
@@ -112,13 +133,13 @@ class SupervisedLearner:
             return self._scorer(batch).logprobs
 
     @torch.no_grad()
-    def evaluate(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Returns the mean negative log-likelihood per token of held-out rows."""
-        rows, totals = Rows(samples), Totals()
-        divide, score = partial(self._batches, rows), self._log_probs
-        for _, logprobs in self._budget.each(divide, range(len(rows)), score):
-            totals.add("eval/loss", -logprobs.sum(), len(logprobs))
-        return totals.means()
+    def logprobs(self, rows: Rows, members: Sequence[int] | None = None) -> Tensor:
+        """Returns the log-probs of the masked tokens of some rows, or of all; 0 at the others."""
+        logprobs = torch.zeros(rows.num_tokens, device=self.device)
+        wanted = range(len(rows)) if members is None else members
+        for batch, scores in self._budget.each(partial(self._batches, rows), wanted, self._log_probs):
+            logprobs[batch.tokens] = scores.float()
+        return logprobs
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the learner without the model's weights."""
@@ -127,3 +148,18 @@ class SupervisedLearner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._optimizer.load_state_dict(state["optimizer"])
         self._version = int(state["version"])
+
+
+class SupervisedLearner(RowLearner[Sample]):
+    """Trains one model on demonstrations. An item is a row."""
+
+    def rows_of(self, item: Sample) -> Sequence[Sample]:
+        return [item]
+
+    def slopes(self, rows: Rows, items: Sequence[Sample], members: Sequence[int], totals: Totals) -> tuple[Tensor, float]:
+        num_tokens = sum(len(rows.positions[row]) for row in members)
+        return torch.full((rows.num_tokens,), -1.0 / num_tokens, device=self.device), 0.0
+
+    def evaluate(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Returns the mean negative log-likelihood per token of held-out rows."""
+        return {"eval/loss": -float(self.logprobs(Rows(samples)).double().mean())}

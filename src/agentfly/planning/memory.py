@@ -59,7 +59,7 @@ def memory_of(
     batch_tokens: int = 8192,
     again: bool = False,
     critic: bool = False,
-    reference: bool = False,
+    reference: bool | ModelShape = False,
     cache_tokens: float = 0.0,
     sampler_gpus: int = 1,
     shares: bool | None = None,
@@ -69,7 +69,7 @@ def memory_of(
 
     One rank keeps bfloat16 weights and float32 masters; several keep float32 shards, which are cast layer by layer. `shares`:
     the sampler uses the learner's weights, which one rank can (None: if there is one). With adapters the frozen weights are
-    the reference.
+    the reference, unless it is a model of another shape.
     """
     fit = fit or fitted()
     shares = ranks == 1 if shares is None else shares
@@ -82,6 +82,8 @@ def memory_of(
     layers = 1 if again else shape.layers
     active = batch_tokens * (kept_values + layers * fit.activation_bytes(shape)) / GIB + LOGITS_GIB
     states = 12.0 * trained / ranks
+    copied = shape if reference and not lora_rank else None
+    of_reference = reference if isinstance(reference, ModelShape) else copied
     processes = 1 if shares else 2
     return DeviceMemory(
         weights=whole / GIB,
@@ -90,7 +92,7 @@ def memory_of(
         gradients=(4.0 * trained / ranks + unreduced) / GIB,
         activations=active,
         critic=(2.0 * shape.weights / ranks + 4.0 * shape.weights / ranks + states) / GIB if critic else 0.0,
-        reference=2.0 * shape.weights / ranks / GIB if reference and not lora_rank else 0.0,
+        reference=0.0 if of_reference is None else 2.0 * of_reference.weights / ranks / GIB,
         sampler=0.0 if shares else 2.0 * shape.weights / sampler_gpus / GIB,
         cache=cache_tokens * shape.kv_bytes / sampler_gpus / GIB,
         runtime=processes * RUNTIME_GIB + (EXCHANGE_GIB if ranks > 1 else 0.0),

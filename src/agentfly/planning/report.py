@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from ..config import Config
 from ..errors import ConfigError
 from ..learn.algorithms import find_algorithm
+from ..runs.checkpoints import newest_of
 from .layout import Layout, layout_of, layouts
 from .memory import GIB, DeviceMemory, memory_of, sampler_memory
 from .shapes import ModelShape, find_shape, shape_of
@@ -121,7 +123,7 @@ def find_plans(
     for name, value in (("turns", turns), ("reply-tokens", reply_tokens), ("row-tokens", row_tokens)):
         if value is not None and value < 1:
             raise ConfigError(f"--{name} must be at least 1, not {value:g}")
-    shape = find_shape(size) if size is not None else _own_shape(config)
+    shape = find_shape(size) if size is not None else _shape_of_model(config.agent.model)
     turns = turns or config.agent.max_turns
     reply = reply_tokens or config.sampling.max_tokens
     row = row_tokens or min(config.agent.max_context or 1 << 30, PROMPT + turns * reply + (turns - 1) * OBSERVATION)
@@ -199,14 +201,15 @@ def _plan(
     )
 
 
-def _own_shape(config: Config) -> ModelShape:
+@cache
+def _shape_of_model(name: str) -> ModelShape:
     from ..engines.local.load import read_config  # late: torch
 
-    if config.agent.model.startswith("openai:") or config.agent.model == "smollm2":
-        if config.agent.model == "smollm2":
+    if name.startswith("openai:") or name == "smollm2":
+        if name == "smollm2":
             return find_shape("135M")
         raise ConfigError("a chat server's model has no known size: give --model-size")
-    return shape_of(read_config(config.agent.model), config.agent.model)
+    return shape_of(read_config(name), name)
 
 
 def _memory(config: Config, shape: ModelShape, layout: Layout, cache_tokens: float) -> DeviceMemory:
@@ -217,12 +220,20 @@ def _memory(config: Config, shape: ModelShape, layout: Layout, cache_tokens: flo
         batch_tokens=_batch_tokens(config),
         again=layout.again,
         critic=find_algorithm(config.algorithm).needs_critic and config.loss.critic == "copy",
-        reference=config.loss.kl_coef > 0,
+        reference=_reference(config),
         cache_tokens=cache_tokens * layout.on_one_gpu,
         sampler_gpus=layout.sampler_gpus,
         shares=layout.in_one_process or layout.own,
     )
     return replace(made, sampler=made.sampler * layout.on_one_gpu, asleep=layout.verl, offload=layout.offload)
+
+
+def _reference(config: Config) -> bool | ModelShape:
+    """The shape of a reference that is a model of its own; else whether there is one."""
+    name = config.loss.reference
+    if not config.loss.kl_coef or name is None or name == config.agent.model:
+        return config.loss.kl_coef > 0
+    return _shape_of_model(newest_of(name))
 
 
 def _batch_tokens(config: Config) -> int:

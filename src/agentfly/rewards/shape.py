@@ -44,6 +44,12 @@ def format_reward(pattern: str | re.Pattern[str] | Callable[[str], Any] | None =
     return FunctionReward(matches, name="format")
 
 
+@factory("none")
+def no_reward() -> Reward:
+    """0 for every chain: for training by a teacher (`algorithm = "distill"`) on rows without answers."""
+    return FunctionReward(lambda trajectory: 0.0, name="none")
+
+
 def _clean_answer(trajectory: Trajectory) -> float:
     """1 if the chain ended in an answer of its own, with no invalid call on the way."""
     finished = trajectory.outcome is Outcome.FINISHED and bool(trajectory.prediction.strip())

@@ -92,6 +92,11 @@ def latest_checkpoint(run: str | Path) -> Path:
     return newest
 
 
+def newest_of(model: str) -> str:
+    """Returns the newest checkpoint of a run's folder, and the name of any other model as it is. Raises ConfigError."""
+    return str(latest_checkpoint(model)) if (Path(model) / "checkpoints").is_dir() else model
+
+
 def export_model(source: str | Path, target: Path) -> Path:
     """Copy the model of a checkpoint, or of a run's newest one, into a new folder that `from_pretrained` loads.
 

@@ -1,10 +1,17 @@
-"""What training did with a stored chain: which of its tokens were in the loss, and why the others were not."""
+"""What training did with a stored chain, and which chains are worth training on again.
+
+`training_of` says which tokens of a chain were in the loss, and why the others were not. The other functions choose the best
+chains of each task, and the best and the worst of each group.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from ..types import Outcome, Trajectory
+from .catalog import read_config
+from .filters import ChainFilter
 from .query import RunReader
 from .rows import ChainRow, TokenSeries
 
@@ -74,3 +81,53 @@ def _why_none(reader: RunReader, row: ChainRow) -> str:
     if at_step["train/skipped"]:
         return f"step {row.step} was skipped, because every advantage was 0"
     return "its advantage is 0"
+
+
+def every_row(reader: RunReader, chosen: ChainFilter) -> Iterator[ChainRow]:
+    """All chains that match, in the order in which they were added."""
+    cursor: str | None = None
+    while True:
+        rows, cursor = reader.page(chosen, "added", cursor, 1000)
+        yield from rows
+        if cursor is None:
+            return
+
+
+def success_of(reader: RunReader) -> float:
+    """The reward that counts as success in the run's config."""
+    agent = read_config(reader.path.parent).get("agent")
+    return float(agent.get("success_at", 1.0)) if isinstance(agent, dict) else 1.0
+
+
+def by_task(reader: RunReader, chosen: ChainFilter) -> list[list[ChainRow]]:
+    """The scored chains of each task: the highest reward first, then the fewest tokens."""
+    tasks: dict[str, list[ChainRow]] = {}
+    for row in every_row(reader, chosen):
+        if row.score is not None:
+            tasks.setdefault(row.task_id, []).append(row)
+    return [sorted(rows, key=lambda row: (-(row.score or 0), row.num_tokens)) for rows in tasks.values()]
+
+
+def best_and_worst(reader: RunReader, chosen: ChainFilter, min_gap: float = 0.0) -> Iterator[tuple[ChainRow, ChainRow]]:
+    """The best and the worst chain of each group in which they have different rewards, `min_gap` apart at least."""
+    steps = reader.values("step") if chosen.step is None else [chosen.step]
+    for step in steps:
+        groups: dict[tuple[str, int], list[ChainRow]] = {}
+        for row in every_row(reader, replace(chosen, step=step)):
+            if row.score is not None and row.num_turns:
+                groups.setdefault((row.task_id, row.draw), []).append(row)
+        for rows in groups.values():
+            high, low = max(rows, key=lambda row: row.score or 0), min(rows, key=lambda row: row.score or 0)
+            gap = (high.score or 0) - (low.score or 0)
+            if gap > 0 and gap >= min_gap:
+                yield high, low
+
+
+def why_none_is_good(reader: RunReader, chosen: ChainFilter) -> str:
+    """Why no chain reaches the lower bound of the reward in `chosen`, as a sentence that names the option."""
+    rows, run = every_row(reader, replace(chosen, reward_low=None)), reader.path.parent
+    best = max((row.score for row in rows if row.score is not None), default=None)
+    if best is None:
+        return f"{run} has no training chain with a reward that the options choose"
+    low = chosen.reward_low or 0.0
+    return f"no training chain of {run} has a reward of at least {low:g}; the best has {best:g}: set --min-reward"

@@ -1,22 +1,28 @@
-"""Demonstrations as training rows. A demonstration is a row whose `messages` include the replies.
+"""Demonstrations as training rows. A demonstration is a row whose `messages` include the replies, or a chain of a run.
 
-They come from a file or a named set (`plugins`, kind "demos": `fn(count, seed=0, *, mistakes=0.0) -> rows`). Each becomes a
-`Trajectory` as if the policy had sampled the replies, so prompts and masks are those of reinforcement learning.
+They come from a file, a named set (`plugins`, kind "demos": `fn(count, seed=0, *, mistakes=0.0) -> rows`), or the folder of a
+run. A row becomes a `Trajectory` as if the policy had sampled the replies, so prompts and masks are those of reinforcement
+learning. A chain is trained on the ids that were sampled; nothing of it is rendered again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from .. import plugins
 from ..agents.base import BaseAgent
+from ..build import trainable_engine
 from ..data import is_file_name, parse_message, read_rows
+from ..engines.prompt import decode
 from ..errors import ConfigError, DataError
 from ..learn.samples import to_samples
 from ..render.demo_reply import same_calls
 from ..rollout import make_plan, opening_messages
+from ..runs import ChainFilter, RunDirectory, RunReader
+from ..runs.trained import best_and_worst, by_task, success_of, why_none_is_good
 from ..types import Completion, Message, Outcome, Sample, Task, Trajectory, Turn
 
 COUNT = 1000
@@ -24,11 +30,11 @@ COUNT = 1000
 
 
 def demo_rows(source: str, count: int | None, seed: int, mistakes: float | None = None) -> list[Any]:
-    """Returns the first `count` rows of a file, or `count` rows of a set. `mistakes` applies to sets only."""
-    if is_file_name(source):
+    """Returns the first `count` rows of a file or chains of a run, or `count` rows of a set. `mistakes` is for sets only."""
+    if is_file_name(source) or is_run(source):
         if mistakes:
-            raise ConfigError(f"warm_start.mistakes has no effect on {source}: a file is used unchanged. Remove it")
-        rows = read_rows(source)[:count]
+            raise ConfigError(f"warm_start.mistakes has no effect on {source}: it is used unchanged. Remove it")
+        rows = (best_chains(source) if is_run(source) else read_rows(source))[:count]
     else:
         maker = plugins.resolve("demos", source)
         if not callable(maker):
@@ -37,6 +43,70 @@ def demo_rows(source: str, count: int | None, seed: int, mistakes: float | None 
     if not rows:
         raise DataError(f"{source}: the data set is empty")
     return rows
+
+
+def is_run(source: str) -> bool:
+    """Whether a source of demonstrations is the folder of a run."""
+    return (Path(source) / "run.db").is_file()
+
+
+def best_chains(run: str, best: int | None = None, min_reward: float | None = None) -> list[Trajectory]:
+    """Returns the training chains of a run with a high reward, the best of each task first, and none twice.
+
+    `best` limits the chains of a task; `min_reward` is by default the run's `agent.success_at`. Raises DataError without any.
+    """
+    chains: list[Trajectory] = []
+    with RunReader(RunDirectory.existing(run).database, timeout_s=600.0) as reader:
+        low = success_of(reader) if min_reward is None else min_reward
+        chosen = replace(_trained_split(reader), reward_low=low - 1e-9)
+        for rows in by_task(reader, chosen):
+            seen: set[tuple[int, ...]] = set()
+            for row in rows:
+                trajectory = reader.trajectory(row.id)
+                if trajectory.trainable and (ids := _sampled(trajectory)) not in seen:
+                    seen.add(ids)
+                    chains.append(trajectory)
+                if len(seen) == best:
+                    break
+        if not chains:
+            raise DataError(why_none_is_good(reader, chosen))
+    return chains
+
+
+def pairs_of(run: str, min_gap: float = 0.0) -> list[tuple[Trajectory, Trajectory]]:
+    """Returns the best and the worst chain of each group of a run, none twice. Raises DataError without any."""
+    pairs: dict[tuple[str, tuple[int, ...], tuple[int, ...]], tuple[Trajectory, Trajectory]] = {}
+    with RunReader(RunDirectory.existing(run).database, timeout_s=600.0) as reader:
+        for high, low in best_and_worst(reader, _trained_split(reader), min_gap):
+            chosen, rejected = reader.trajectory(high.id), reader.trajectory(low.id)
+            if chosen.trainable and rejected.trainable:
+                pairs.setdefault((high.task_id, _sampled(chosen), _sampled(rejected)), (chosen, rejected))
+    if not pairs:
+        raise DataError(
+            f"no group of {run} has two chains with different rewards"
+            + (f" that are at least {min_gap:g} apart: lower --min-gap" if min_gap else ": raise its rollout.num_chains")
+        )
+    return list(pairs.values())
+
+
+def _trained_split(reader: RunReader) -> ChainFilter:
+    """The chains of training tasks; of an evaluation, all."""
+    return ChainFilter(split=None if reader.meta().get("kind") == "eval" else "train")
+
+
+def _sampled(trajectory: Trajectory) -> tuple[int, ...]:
+    return tuple(token for turn in trajectory.turns for token in turn.completion.token_ids)
+
+
+def _check_text(trajectory: Trajectory, tokenizer: Any, model: object) -> None:
+    """Raises DataError if the sampled ids of a chain are not its text under this tokenizer."""
+    for turn in trajectory.turns:
+        ids, text = list(turn.completion.token_ids), turn.completion.text
+        if text not in (decode(tokenizer, ids), decode(tokenizer, ids[:-1])):  # the id that ends a reply is not in its text
+            raise DataError(
+                f"the tokens of chain {trajectory.id} are not its text under {model}, so another tokenizer has sampled them: "
+                "`agentfly export RUN chains.jsonl --format sft` and data.train=chains.jsonl train the texts instead"
+            )
 
 
 def demo_samples(rows: Sequence[Any] | Mapping[int, Any], agent: BaseAgent) -> list[Sample]:
@@ -49,7 +119,9 @@ def demo_samples(rows: Sequence[Any] | Mapping[int, Any], agent: BaseAgent) -> l
     limit = make_plan(agent).limits.max_context
     all_samples: list[Sample] = []
     for index, row in rows.items() if isinstance(rows, Mapping) else enumerate(rows):
-        samples = to_samples(to_trajectory(row, index, agent, renderer, agent.schemas))
+        if isinstance(row, Trajectory):
+            _check_text(row, trainable_engine(agent).tokenizer, agent.model)
+        samples = to_samples(row if isinstance(row, Trajectory) else to_trajectory(row, index, agent, renderer, agent.schemas))
         longest = max(len(sample.token_ids) for sample in samples)
         if longest > limit:
             raise DataError(f"row {index}: the demonstration has {longest} tokens, but the context holds {limit}")

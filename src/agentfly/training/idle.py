@@ -118,7 +118,8 @@ def without_effect(config: Config, chain_timeout_s: float | None = None, exact: 
     rules: tuple[tuple[str, bool, str], ...] = (
         ("loss.clip_low loss.clip_high loss.dual_clip", one_step,
          "with one optimizer step per update every ratio is 1: set train.num_minibatches or train.epochs"),
-        ("loss.kl_in loss.kl_kind", loss.kl_coef == 0, "loss.kl_coef is 0"),
+        ("loss.kl_in loss.kl_kind loss.kl_target loss.reference loss.reference_hint loss.reference_every", loss.kl_coef == 0,
+         "loss.kl_coef is 0"),
         ("loss.correction loss.correction_cap", exact and not rollout.max_lag and loss.correction != "off",
          "the weights that are trained draw every token: set rollout.max_lag"),
         ("loss.value_clip", once, "values change only in the one optimizer step of the critic: set train.critic_minibatches"),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ..agents.base import BaseAgent
-from ..build import adapt_model, build_learner, build_plan
+from ..build import adapt_model, build_hint, build_learner, build_plan
 from ..config import Config
 from ..protocols import Learner, ReplicatedEngine, TrainableEngine
 from ..rollout import Plan, check_prompts, open_task
@@ -88,7 +88,11 @@ def open_parts(
     if rollout.steps_ahead:
         engine.at_update = rollout.at_update
     exact = ranks is not None or engine.shares_weights or (isinstance(engine, ReplicatedEngine) and engine.exact)
-    learner = build_learner(config, engine.model, exact=exact) if ranks is None else lead_ranks(config, engine, ranks)
+    learner = (
+        build_learner(config, engine.model, exact=exact, tokenizer=engine.tokenizer, hint=build_hint(config, agent))
+        if ranks is None
+        else lead_ranks(config, engine, ranks)
+    )
     writer = StoreWriter(RunStore(directory.database), warn=observe.note)
     breakdown = Breakdown(engine.stats, writer, observe)
     plan = build_plan(config, agent, breakdown.activities)

@@ -37,6 +37,7 @@ SHOWN = (
     ("rollout/tokens_per_s", "", " tokens/s", 0),
     ("validation/success", "held-out success ", "", 2),
     ("validation/nll", "held-out loss ", "", 4),
+    ("validation/preference_accuracy", "held-out accuracy ", "", 2),
 )
 # The counts of environments that are shown: last part of the metric, word after the number.
 ENVIRONMENTS = (

@@ -211,7 +211,7 @@ def nothing_learned(facts: _Facts) -> Warned | None:
         )
     rewards = facts.values("reward/mean")
     part = len(rewards) // 4
-    if part < 5:
+    if part < 5 or not any(rewards):  # a teacher needs no reward; steps that learn nothing are told above
         return None
     first, last = rewards[:part], rewards[-part:]
     error = math.hypot(stdev(first), stdev(last)) / math.sqrt(part)

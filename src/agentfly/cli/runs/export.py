@@ -18,16 +18,18 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ...errors import ConfigError
 from ...plugins import missing_extra
+from ...runs.trained import best_and_worst, by_task, every_row, success_of, why_none_is_good
 from .filters import add_filters, has_filters, make_filter
 
 if TYPE_CHECKING:
-    from ...runs import ChainFilter, ChainRow, RunReader
+    from ...runs import ChainFilter, RunReader
     from ...types import Message, Trajectory
 
 SUFFIXES = {".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
@@ -118,16 +120,6 @@ def _open(path: Path, newline: str | None = None) -> Iterator[IO[str]]:
         temporary.unlink(missing_ok=True)
 
 
-def chains(reader: RunReader, chosen: ChainFilter) -> Iterator[ChainRow]:
-    """All chains that match, in the order in which they were added."""
-    cursor: str | None = None
-    while True:
-        rows, cursor = reader.page(chosen, "added", cursor, 1000)
-        yield from rows
-        if cursor is None:
-            return
-
-
 # ---- formats -------------------------------------------------------------------------------------------------------------
 
 
@@ -136,7 +128,7 @@ def write_jsonl(reader: RunReader, path: Path, arguments: argparse.Namespace) ->
     from ...runs.codec import to_json
 
     def lines() -> Iterator[dict[str, Any]]:
-        for row in chains(reader, make_filter(arguments)):
+        for row in every_row(reader, make_filter(arguments)):
             yield {"step": row.step, "split": row.split, **to_json(reader.trajectory(row.id))}
 
     return _write_lines(path, lines()), "trajectories"
@@ -150,7 +142,7 @@ def write_parquet(reader: RunReader, path: Path, arguments: argparse.Namespace) 
         raise missing_extra("a parquet file", "pyarrow") from error
 
     def rows() -> Iterator[dict[str, Any]]:
-        for row in chains(reader, make_filter(arguments)):
+        for row in every_row(reader, make_filter(arguments)):
             trajectory = reader.trajectory(row.id)
             flat = {name: value for name, value in asdict(row).items() if name not in ("key", "components")}
             messages = [as_dict(message, message.tool_calls) for message in trajectory.messages]
@@ -186,7 +178,12 @@ def write_csv(reader: RunReader, path: Path, arguments: argparse.Namespace) -> t
 
 def write_sft(reader: RunReader, path: Path, arguments: argparse.Namespace) -> tuple[int, str]:
     """The conversations of chains with a high reward."""
-    return _write_lines(path, sft_rows(reader, _for_training(reader, arguments), arguments.best)), "conversations"
+    # The run's success, if no option says otherwise.
+    chosen = make_filter(arguments, split="train", reward_low=success_of(reader) - 1e-9)
+    rows = sft_rows(reader, chosen, arguments.best)
+    if (first := next(rows, None)) is None:
+        raise ConfigError(why_none_is_good(reader, chosen))
+    return _write_lines(path, chain([first], rows)), "conversations"
 
 
 def write_dpo(reader: RunReader, path: Path, arguments: argparse.Namespace) -> tuple[int, str]:
@@ -209,24 +206,11 @@ def _write_lines(path: Path, rows: Iterator[dict[str, Any]]) -> int:
     return count
 
 
-def _for_training(reader: RunReader, arguments: argparse.Namespace) -> ChainFilter:
-    """Training chains that reach the success of the run's config, unless the options say otherwise."""
-    from ...runs.catalog import read_config
-
-    agent = read_config(reader.path.parent).get("agent")
-    success_at = float(agent.get("success_at", 1.0)) if isinstance(agent, dict) else 1.0
-    return make_filter(arguments, split="train", reward_low=success_at - 1e-9)
-
-
 def sft_rows(reader: RunReader, chosen: ChainFilter, best: int | None = None) -> Iterator[dict[str, Any]]:
     """One conversation per chain. With `best`, the best chains of each task: the highest reward, then the fewest tokens."""
-    rows = list(chains(reader, chosen)) if best is not None else chains(reader, chosen)
+    rows = every_row(reader, chosen)
     if best is not None:
-        tasks: dict[str, list[ChainRow]] = {}
-        for row in rows:
-            if row.score is not None:
-                tasks.setdefault(row.task_id, []).append(row)
-        rows = [row for each in tasks.values() for row in sorted(each, key=lambda r: (-(r.score or 0), r.num_tokens))[:best]]
+        rows = (row for each in by_task(reader, chosen) for row in each[:best])
     for row in rows:
         trajectory = reader.trajectory(row.id)
         if row.score is None or not trajectory.turns or _has_images(trajectory):
@@ -237,30 +221,20 @@ def sft_rows(reader: RunReader, chosen: ChainFilter, best: int | None = None) ->
 
 def dpo_rows(reader: RunReader, chosen: ChainFilter, min_gap: float = 0.0) -> Iterator[dict[str, Any]]:
     """One pair per group whose best and worst chain have different rewards, and the same prompt."""
-    steps = reader.values("step") if chosen.step is None else [chosen.step]
-    for step in steps:
-        groups: dict[tuple[str, int], list[ChainRow]] = {}
-        for row in chains(reader, replace(chosen, step=step)):
-            if row.score is not None and row.num_turns:
-                groups.setdefault((row.task_id, row.draw), []).append(row)
-        for rows in groups.values():
-            high, low = max(rows, key=lambda row: row.score or 0), min(rows, key=lambda row: row.score or 0)
-            gap = (high.score or 0) - (low.score or 0)
-            if gap <= 0 or gap < min_gap:
-                continue
-            good, bad = reader.trajectory(high.id), reader.trajectory(low.id)
-            (prompt, better), (other, worse) = conversation(good), conversation(bad)
-            if prompt != other or _has_images(good) or _has_images(bad):
-                continue
-            yield {
-                "prompt": prompt,
-                "chosen": better,
-                "rejected": worse,
-                "reward_chosen": high.score,
-                "reward_rejected": low.score,
-                "task_id": high.task_id,
-                "step": step,
-            }
+    for high, low in best_and_worst(reader, chosen, min_gap):
+        good, bad = reader.trajectory(high.id), reader.trajectory(low.id)
+        (prompt, better), (other, worse) = conversation(good), conversation(bad)
+        if prompt != other or _has_images(good) or _has_images(bad):
+            continue
+        yield {
+            "prompt": prompt,
+            "chosen": better,
+            "rejected": worse,
+            "reward_chosen": high.score,
+            "reward_rejected": low.score,
+            "task_id": high.task_id,
+            "step": high.step,
+        }
 
 
 def conversation(trajectory: Trajectory) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -24,9 +24,9 @@ from .advantages import TokenValues
 from .interface import ALWAYS, Algorithm, Chains, Credit, TokenLoss, Tokens
 
 __all__ = [
-    "ALGORITHMS", "ALIASES", "ALWAYS", "CISPO", "DR_GRPO", "GIGPO", "GRPO", "GSPO", "OPO", "PPO", "REINFORCE_PLUS_PLUS",
-    "REINFORCE_PLUS_PLUS_BASELINE", "RLOO", "Algorithm", "Chains", "Credit", "TokenLoss", "Tokens", "canonical",
-    "find_algorithm", "reference_of",
+    "ALGORITHMS", "ALIASES", "ALWAYS", "CISPO", "DISTILL", "DR_GRPO", "GIGPO", "GRPO", "GSPO", "OPO", "PPO",
+    "REINFORCE_PLUS_PLUS", "REINFORCE_PLUS_PLUS_BASELINE", "RLOO", "Algorithm", "Chains", "Credit", "TokenLoss", "Tokens",
+    "canonical", "find_algorithm", "reference_of",
 ]  # fmt: skip
 
 OBJECT = "python:"
@@ -74,6 +74,11 @@ def _ppo(chains: Chains, settings: LossSettings) -> Credit:
         for rewards, values in zip(chains.rewards, chains.values, strict=True)
     ]
     return Credit(adv.whiten([advantages for advantages, _ in pairs]), [returns for _, returns in pairs])
+
+
+def _distill(chains: Chains, settings: LossSettings) -> Credit:
+    assert chains.kl is not None  # the row has kl_in = "reward", and no config can change it
+    return Credit([-settings.kl_coef * kl for kl in chains.kl])
 
 
 def _gspo_loss(tokens: Tokens, settings: LossSettings) -> TokenLoss:
@@ -175,6 +180,15 @@ GIGPO = Algorithm(
     needs_group=True,
     options={"turn_weight": 1.0, "turn_gamma": 0.95},
     reads=ALWAYS | {"normalize_std"},
+)
+DISTILL = Algorithm(
+    name="distill",
+    description="On-policy distillation: minus the reverse KL to the teacher (`loss.reference`) of each token; no reward.",
+    paper="arXiv:2306.13649",
+    credit=_distill,
+    needs_reference=True,
+    defaults={"kl_in": "reward", "kl_coef": 1.0},
+    reads=ALWAYS - {"kl_in", "kl_kind", "kl_coef", "kl_target"},
 )
 
 ALGORITHMS: dict[str, Algorithm] = {

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ALWAYS = frozenset({
-    "clip_low", "clip_high", "dual_clip", "aggregation", "sequence_divisor", "kl_coef", "kl_in", "kl_kind", "entropy_coef",
-    "old_logprobs", "correction", "correction_cap",
+    "clip_low", "clip_high", "dual_clip", "aggregation", "sequence_divisor", "kl_coef", "kl_in", "kl_kind", "kl_target",
+    "reference", "reference_hint", "reference_every", "reference_mix", "entropy_coef", "old_logprobs",
+    "correction", "correction_cap",
 })  # fmt: skip
 """The keys of LossSettings that every algorithm with PPO's loss uses."""
 
@@ -42,6 +43,8 @@ Scope = Literal["token", "chain", "minibatch"]
 class Chains:
     """The trainable chains of one step: the group of each, its token rewards (KL already subtracted) and its values.
 
+    `kl` is the KL to the reference that was subtracted, per token and without its coefficient (`loss.kl_in = "reward"`).
+
     The arrays of a chain have an entry per sampled token, over all of its turns. `trajectories` are the records of the chains:
     messages, calls, results, outcome, task; without them each chain counts as one turn. Two draws of one task in a step are two
     groups.
@@ -51,6 +54,7 @@ class Chains:
     rewards: list[TokenValues]
     values: list[TokenValues] | None = None
     trajectories: Sequence[Trajectory] = ()
+    kl: list[TokenValues] | None = None
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -169,6 +173,7 @@ class Algorithm:
     skips_zero_advantages   the loss of a token with advantage 0 is 0, so such rows need no forward pass; true without `loss`
     needs_critic            `credit` reads values and returns returns
     needs_group             chains of one task are compared, so there must be two or more
+    needs_reference         nothing is learned from the reference that other algorithms begin with, the first weights
     defaults                other defaults for keys of LossSettings
     options                 settings that it adds, with defaults: `loss.options` in a config, `settings.options` in functions
     reads                   the keys of LossSettings that it uses; the others are refused
@@ -183,6 +188,7 @@ class Algorithm:
     skips_zero_advantages: bool = False
     needs_critic: bool = False
     needs_group: bool = False
+    needs_reference: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     reads: frozenset[str] = ALWAYS
@@ -261,6 +267,13 @@ class Algorithm:
             raise ConfigError(
                 f"{self.name} compares the chains of one task: set num_chains to 2 or more (it is {num_chains}), or use "
                 "reinforce++ or ppo"
+            )
+
+    def check_reference(self, settings: LossSettings) -> None:
+        """Raises ConfigError if the algorithm learns from a reference that is not given."""
+        if self.needs_reference and settings.reference is None and settings.reference_hint is None:
+            raise ConfigError(
+                f"{self.name} learns from the reference model: set loss.reference to the teacher, or loss.reference_hint"
             )
 
     def give_credit(self, chains: Chains, settings: LossSettings) -> Credit:

@@ -196,7 +196,7 @@ def _series(chain: StoredChain, name: str, count: int) -> Numbers:
 
 
 def _credit(rules: Rules, stored: Sequence[StoredChain], made: Sequence[_Chain], found: Step) -> Credit:
-    loss, rewards, values = rules.loss, [chain.rewards for chain in made], None
+    loss, rewards, values, apart = rules.loss, [chain.rewards for chain in made], None, list[Numbers]()
     if loss.kl_coef > 0 and loss.kl_in == "reward":
         for index, (each, chain) in enumerate(zip(stored, made, strict=True)):
             own = chain.logprobs if loss.old_logprobs == "sampled" else _series(each, "trainer_logprob", len(chain.lags))
@@ -204,10 +204,12 @@ def _credit(rules: Rules, stored: Sequence[StoredChain], made: Sequence[_Chain],
                 own = np.where(chain.old, chain.logprobs, own)
             kl = _kl(own - _series(each, "reference_logprob", len(chain.lags)), loss.kl_estimator)
             rewards[index] = chain.rewards - loss.kl_coef * kl
+            apart.append(kl)
     if rules.algorithm.needs_critic:
         values = [_series(each, "value", len(chain.lags)) for each, chain in zip(stored, made, strict=True)]
     trajectories = [each.trajectory for each in stored]
-    credit = rules.algorithm.credit(Chains([each.group for each in stored], rewards, values, trajectories), rules.loss)
+    chains = Chains([each.group for each in stored], rewards, values, trajectories, apart or None)
+    credit = rules.algorithm.credit(chains, rules.loss)
     if values is not None and credit.returns is not None:
         every = np.concatenate(values), np.concatenate(credit.returns)
         found.metrics["train/explained_variance"] = explained_variance(*every)

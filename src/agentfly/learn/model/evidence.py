@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...types import TokenFit
 
@@ -48,6 +48,11 @@ def strided(tensor: Tensor, count: int) -> Tensor:
 def pick(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Returns a copy of some numbers of each tensor."""
     return [strided(tensor, PICKED).clone() for tensor in tensors]
+
+
+def weight_sum(model: nn.Module) -> Tensor:
+    """Returns the sum of some weights of a model, by which another model is told from it."""
+    return torch.stack([part.double().sum().cpu() for part in pick(model.parameters())]).sum()
 
 
 @dataclass(frozen=True, slots=True)

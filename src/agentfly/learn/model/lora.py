@@ -203,6 +203,15 @@ def copy_sharing_frozen(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, frozen)
 
 
+@torch.no_grad()
+def frozen_base(model: nn.Module) -> nn.Module:
+    """Returns the model as it was before its adapters learned. It shares the frozen weights."""
+    base = copy_sharing_frozen(model)
+    for _, module in adapters(base):
+        module.lora_b.zero_()
+    return base
+
+
 def adapter_weights(model: nn.Module) -> dict[str, Tensor]:
     """Returns the matrices of the adapters under PEFT's names; those of experts have three dimensions."""
     return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..algorithms import Algorithm
 from ..batching import MicroBatch, Shape
 from ..group import LearnerGroup
 from ..model.critic import Critic, ValueHead, hidden_width
-from ..model.evidence import pick, same
+from ..model.evidence import pick, same, weight_sum
 from ..model.logprobs import Scorer
 from ..model.lora import copy_sharing_frozen
 from ..model.shards import ShardedScorer, free, load_tensors, shard_model
@@ -65,7 +65,8 @@ class LearnerModules:
                 self.value_head = ValueHead(hidden_width(policy), self.device)
             elif algorithm.needs_critic:
                 self.critic = Critic(self.scorer.head, hidden_width(policy)).eval()
-        self._own_reference = reference is None
+        # Of a reference that was passed in; one that was copied or is renewed is part of the state.
+        self._reference_sum = None if reference is None or loss.reference_every else weight_sum(reference)
         self.reference: Scorer | None = None
         if loss.kl_coef > 0:
             frozen = copy_sharing_frozen(policy) if reference is None else reference.to(self.device)
@@ -127,26 +128,62 @@ class LearnerModules:
             raise InvariantError("the reference model has changed since the run began: the KL would follow the policy")
         return self.reference
 
+    def check_renewal(self, mix: float) -> None:
+        """Raises ConfigError if the policy's weights cannot be mixed into the reference."""
+        pairs = list(self._weights_of_both())
+        if any(own.shape != weight.shape for own, weight in pairs):
+            raise ConfigError(
+                "loss.reference_every makes the policy its own reference, so loss.reference must be a model of the same size: "
+                "choose another one, or remove one of the two keys"
+            )
+        if mix < 1.0 and (self.dtype.itemsize < 4 or not all(weight.requires_grad for _, weight in pairs)):
+            raise ConfigError(
+                "loss.reference_mix below 1 adds up small changes of all weights; half precision rounds them away, adapters do "
+                'not change them: set agent.engine.dtype = "float32" and no lora.rank, or leave loss.reference_mix at 1'
+            )
+
+    def _weights_of_both(self) -> Iterator[tuple[Tensor, Tensor]]:
+        assert self.reference is not None
+        own, weights = list(self.reference.model.parameters()), list(self.policy.parameters())
+        if len(own) != len(weights):
+            raise ConfigError("loss.reference_every needs a reference with the policy's own weights: remove loss.reference")
+        return zip(own, weights, strict=True)
+
+    @torch.no_grad()
+    def renew_reference(self, mix: float) -> None:
+        """Move the reference towards the policy, in place; with `mix` = 1 all the way."""
+        for own, weight in self._weights_of_both():
+            if own is not weight:  # frozen weights are shared
+                own.lerp_(weight.to(own.dtype), mix)
+        self.mark_reference()
+
     def _saved(self) -> dict[str, nn.Module | None]:
         """Returns the modules that are part of the learner's state: not the policy, nor a reference that was passed in."""
         modules: dict[str, nn.Module | None] = {"critic": self.critic, "value_head": self.value_head}
-        if self._own_reference:
+        if self._reference_sum is None:
             modules["reference"] = None if self.reference is None else self.reference.model
         return modules
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Returns the weights of the modules beside the policy."""
-        return {name: module.state_dict() for name, module in self._saved().items() if module is not None}
+        state = {name: module.state_dict() for name, module in self._saved().items() if module is not None}
+        return state if self._reference_sum is None else state | {"given_reference": {"sum": self._reference_sum}}
 
     def load_state_dict(self, state: Mapping[str, Any], algorithm: str) -> None:
         """Restore `state_dict` of a learner with `algorithm`. Raises ConfigError if it has other modules."""
-        modules = self._saved()
+        modules, given = self._saved(), state.get("given_reference")
+        if self._reference_sum is not None and (given is None or not torch.allclose(given["sum"], self._reference_sum, 1e-9)):
+            raise ConfigError(
+                "loss.reference is not the reference that the run began with: resume with the same model, and for a run that "
+                "is still trained name one of its checkpoints"
+            )
         for name, module in modules.items():
             if (name in state) != (module is not None):
                 has = "has" if name in state else "lacks"
                 raise ConfigError(
                     f"the checkpoint ({algorithm}) {has} a {name.replace('_', ' ')}, unlike this run "
-                    f"({self._algorithm}): resume with the algorithm, loss.critic and loss.kl_coef it was saved with"
+                    f"({self._algorithm}): resume with the algorithm, loss.critic, loss.kl_coef and loss.reference it "
+                    "was saved with"
                 )
         for name, module in modules.items():
             if module is not None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...engines.local.load import context_of
 from ...types import Sample, TokenFit
 from ..batching import MicroBatch, Rows
 from ..budget import TokenBudget
 from ..experience import Experience
+from ..hint import Prompts, hinted_rows
 from ..metrics import Totals
 from ..model.evidence import token_fit
 from .division import rank_batches
@@ -23,18 +26,18 @@ from .objective import measure_gap
 class Scoring:
     """Scores tokens under the present weights. Every rank runs its own micro batches and gets the scores of all tokens."""
 
-    def __init__(self, modules: LearnerModules, budget: TokenBudget) -> None:
-        self._modules, self._budget, self._group = modules, budget, modules.group
+    def __init__(self, modules: LearnerModules, budget: TokenBudget, hint: Prompts | None = None) -> None:
+        self._modules, self._budget, self._group, self._hint = modules, budget, modules.group, hint
 
-    def batches(self, experience: Experience, rows: Sequence[int]) -> Iterator[MicroBatch]:
-        """Returns this rank's micro batches of the rows."""
+    def batches(self, table: Rows, rows: Sequence[int]) -> Iterator[MicroBatch]:
+        """Returns this rank's micro batches of some rows of a table."""
         modules, tokens = self._modules, self._budget.tokens
-        return rank_batches(experience.rows, rows, tokens, modules.device, modules.shape, modules.group, modules.width)
+        return rank_batches(table, rows, tokens, modules.device, modules.shape, modules.group, modules.width)
 
     def trained_batches(self, experience: Experience, rows: Sequence[int]) -> list[MicroBatch]:
         """Returns micro batches whose predictions are trained tokens only. Every loss is computed on these."""
         with self._group.together():
-            batches = [experience.only_trained(batch) for batch in self.batches(experience, rows)]
+            batches = [experience.only_trained(batch) for batch in self.batches(experience.rows, rows)]
             experience.check_window(batches)
         return batches
 
@@ -42,17 +45,20 @@ class Scoring:
     def score_policy(self, experience: Experience, rows: Sequence[int], totals: Totals) -> None:
         """Compute the log-probs of the weights before the update, and how far the sampler's differ from them."""
         experience.recomputed = torch.zeros_like(experience.sampled)
-        for batch, logprobs in self._scored(experience, rows, lambda batch: self._modules.scorer(batch).logprobs):
+        for batch, logprobs in self._scored(experience.rows, rows, lambda batch: self._modules.scorer(batch).logprobs):
             experience.recomputed[batch.tokens] = logprobs
             measure_gap(experience, logprobs, batch.tokens, totals)
         self._group.sum(experience.recomputed)
 
     @torch.no_grad()
     def score_reference(self, experience: Experience, rows: Sequence[int]) -> Tensor:
-        """Returns the log-probs of the reference model."""
-        reference = self._modules.checked_reference()
+        """Returns the log-probs of the reference model, which reads the hint if there is one."""
+        reference, table = self._modules.checked_reference(), experience.rows
+        if self._hint is not None:
+            config: Any = reference.model.config
+            table = hinted_rows(experience, self._hint, context_of(config))
         experience.reference = torch.zeros_like(experience.sampled)
-        for batch, logprobs in self._scored(experience, rows, lambda batch: reference(batch).logprobs):
+        for batch, logprobs in self._scored(table, rows, lambda batch: reference(batch).logprobs):
             experience.reference[batch.tokens] = logprobs
         return self._group.sum(experience.reference)
 
@@ -60,14 +66,14 @@ class Scoring:
     def score_values(self, experience: Experience, rows: Sequence[int]) -> Tensor:
         """Returns the values of the critic."""
         experience.values = torch.zeros_like(experience.sampled)
-        for batch, values in self._scored(experience, rows, self._modules.values):
+        for batch, values in self._scored(experience.rows, rows, self._modules.values):
             experience.values[batch.tokens] = values
         return self._group.sum(experience.values)
 
     def _scored(
-        self, experience: Experience, rows: Sequence[int], score: Callable[[MicroBatch], Tensor]
+        self, table: Rows, rows: Sequence[int], score: Callable[[MicroBatch], Tensor]
     ) -> Iterator[tuple[MicroBatch, Tensor]]:
-        return self._budget.each(partial(self.batches, experience), rows, score)
+        return self._budget.each(partial(self.batches, table), rows, score)
 
     @torch.no_grad()
     def examine(self, samples: Sequence[Sample], drawn: int) -> TokenFit:

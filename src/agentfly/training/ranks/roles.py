@@ -109,13 +109,13 @@ def lead_ranks(config: Config, engine: TrainableEngine, ranks: RankGroup) -> Ran
     learner: RankLearner
     if isinstance(engine, ReplicatedEngine):
         ranks.send("start")
-        learner = build_learner(config, engine.model, exact=engine.exact, ranks=ranks)
+        learner = build_learner(config, engine.model, exact=engine.exact, ranks=ranks, tokenizer=engine.tokenizer)
         engine.use_learner(learner.weights, learner.score)
         return learner
     if not isinstance(engine, LocalEngine):
         raise ConfigError(f"a learner over several ranks needs the local engine, not {type(engine).__name__}")
     ranks.send("start")
-    learner = build_learner(config, copy.deepcopy(engine.model), exact=True, ranks=ranks)
+    learner = build_learner(config, copy.deepcopy(engine.model), exact=True, ranks=ranks, tokenizer=engine.tokenizer)
     merge_adapters(engine.model)
     proof = CopyProof(learner, engine)
     engine.copy_from(learner.weights, proof)
