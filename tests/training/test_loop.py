@@ -103,6 +103,12 @@ def test_a_broken_checkpoint_is_passed_over(model: Path, tmp_path: Path) -> None
     assert latest_checkpoint(result.directory).name == "step-000001"
 
 
+def test_a_run_without_held_out_rows_trains_and_validates_nothing(model: Path, tmp_path: Path) -> None:
+    result = train(model, tmp_path, steps=2, validation_count=0, validate_every=1)
+    assert result.steps == 2 and result.before == result.after == {}
+    assert not any(name.startswith("validation/") for row in result.history for name in row)
+
+
 def test_nothing_to_resume_is_said(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         train(model, tmp_path, steps=2, resume=tmp_path / "nowhere")

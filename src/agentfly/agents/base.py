@@ -136,9 +136,8 @@ class BaseAgent:
 
     def check(self, tasks: Sequence[Task]) -> None:
         """Raises DataError if a row lacks a field that the reward or a tool requires."""
-        fields = set(tasks[0].fields)
-        if self.reward is not None:
-            self.reward.check(fields)
+        if self.reward is not None and tasks:
+            self.reward.check(set(tasks[0].fields))
             check_fields(tasks, self.reward.needs, f"the reward {self.reward.name!r}")
         for tool in self.tools.values():
             check_fields(tasks, tool.needs, f"the tool {tool.name!r}")

@@ -128,7 +128,7 @@ class Trainer:
         if self.step == 0:
             if self.opening and self.saver.saved_step is None:
                 await self.saver.save(0, self._state())  # a warm start is worth keeping
-            if settings.validate_at_start and not self.result.before:
+            if settings.validate_at_start and self.parts.validation_tasks and not self.result.before:
                 self.result.before = (await self._validate()).metrics
                 self.observe.validated(self.result.before)
             if (first := self.opening | self.result.before) and not self._recorded:
@@ -363,6 +363,8 @@ class Trainer:
         sampling = self.config.sampling if temperature is None else replace(self.config.sampling, temperature=temperature)
         count = itertools.count(1)
         tasks = self.parts.validation_tasks
+        if not tasks:
+            return Evaluation({}, [], settings.validate_chains)
         self.observe.phase("validation", len(tasks) * settings.validate_chains)
         evaluation = await validate(
             replace(self.plan, sampling=replace(sampling, seed=self.config.seed)),
