@@ -285,6 +285,19 @@ def test_eval_plays_the_file_that_is_given_as_data(tmp_path: Path, capsys: pytes
         assert f"{played} of 7 rows of {tmp_path}/mine.jsonl\n" in capsys.readouterr().out
 
 
+def test_eval_plays_all_rows_of_a_split_that_the_config_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / "sums.py").write_text(
+        "def sums(split, count=None, seed=0):\n"
+        "    rows = [{'question': f'What is {i} plus 1 ({split})?', 'answer': str(i + 1)} for i in range(6)]\n"
+        "    return rows[:count]\n"
+    )
+    words = [f"data.train={tmp_path}/sums.py:sums", "--json", f"{tmp_path}/figures.json"]
+    config = write_config(tmp_path)
+    for more, played in (([], 4), (["--split", "test"], 6), (["--split", "test", "data.validation_count=2"], 2)):
+        assert main(["eval", str(config), *words, *more]) == 0
+        assert json.loads((tmp_path / "figures.json").read_text())["validation/tasks"] == played
+
+
 def test_a_config_key_that_is_written_as_an_option_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["train", "quickstart", "--steps", "3"])

@@ -61,7 +61,7 @@ ROOMS = {
     "health": Room(12, 952),
     "api": Room(13, 159),
     "view": Room(13, 1_745),
-    "cli": Room(14, 2_098),
+    "cli": Room(14, 2_099),
     "__main__": Room(15, 8),
     "__init__": Room(16, 67),
 }

@@ -209,9 +209,10 @@ def _eval(arguments: argparse.Namespace) -> int:
     if arguments.model or (arguments.config is not None and run_of(arguments.config)):
         model = arguments.model or str(latest_checkpoint(Path(arguments.config)))
         config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, model=model))
-    if arguments.data:
-        count = _given_count(arguments)
-        rows = dataclasses.replace(config.data, train="", sources={}, validation=arguments.data, validation_count=count)
+    if arguments.data or arguments.split != "validation":
+        rows = dataclasses.replace(config.data, validation_count=_given_count(arguments))
+        if arguments.data:
+            rows = dataclasses.replace(rows, train="", sources={}, validation=arguments.data)
         config = dataclasses.replace(config, data=rows)
     console = Console()
     with ChainProgress(console, config.agent.success_at) as progress:
@@ -232,7 +233,7 @@ def _eval(arguments: argparse.Namespace) -> int:
 
 
 def _given_count(arguments: argparse.Namespace) -> int | None:
-    """The `data.validation_count` of the command line: that of a config is about the config's own rows."""
+    """The `data.validation_count` of the command line: that of a config is about the config's own validation rows."""
     from ..config import Config
 
     words = [word for word in arguments.overrides if word.startswith("data.validation_count=")]
