@@ -83,7 +83,7 @@ def test_needs_are_the_fields_without_a_default() -> None:
     [
         (lambda *parts: 0.0, r"takes \*parts"),
         (lambda predicton: 0.0, "did you mean 'prediction'"),
-        (lambda trajectories: 0.0, "did you mean 'trajectory'"),
+        (lambda trajectorys: 0.0, "did you mean 'trajectory'"),
         (lambda envs: 0.0, "did you mean 'env'"),
         (lambda x, /: 0.0, "positional-only"),
         (lambda self, prediction: 0.0, "inside a class"),

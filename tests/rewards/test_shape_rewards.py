@@ -75,6 +75,43 @@ def test_length_falls_in_a_line_beyond_the_budget(chain: Any, tokens: int, expec
     assert given == Score(expected, {"length": expected, "tokens": float(tokens)})
 
 
+@pytest.mark.parametrize(
+    ("tokens", "expected"), [(16384, 0.0), (16385, -1 / 4096), (18432, -0.5), (20480, -1.0), (20481, -1.0)]
+)
+def test_length_is_the_soft_overlong_punishment_of_dapo(chain: Any, tokens: int, expected: float) -> None:
+    """Its equation 13 with L_max = 20480 and L_cache = 4096."""
+    reward = length_reward(max_tokens=20480 - 4096, buffer=4096)
+    assert score(reward, chain(tokens=tokens)) == Score(expected, {"length": expected, "tokens": float(tokens)})
+
+
+def test_length_of_the_longest_reply_and_in_a_mix(chain: Any) -> None:
+    trajectory = chain(replies=("a", "b"), tokens=110)
+    longest = {"max_tokens": 100, "buffer": 40, "of": "reply"}
+    assert score(length_reward(**longest), trajectory) == Score(-0.25, {"length": -0.25, "tokens": 110.0})
+    assert score(length_reward(**longest), chain(replies=())) == Score(0.0, {"length": 0.0, "tokens": 0.0})
+    mixed = score({"none": 1.0, "length": {"weight": 0.5, **longest}}, trajectory)
+    assert mixed == Score(-0.125, {"none": 0.0, "length": -0.25, "length/tokens": 110.0})
+    words = chain()
+    words.turns = [Turn([], True, Completion(text="x" * 440)), Turn([], True, Completion(text="x" * 80))]
+    assert score(length_reward(**longest), words).reward == -0.25
+    with pytest.raises(ConfigError, match="of is 'chain' or 'reply', not 'turn'"):
+        as_reward({"length": {"of": "turn"}})
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_truncated_is_a_penalty_for_the_limits_that_count(chain: Any, outcome: Outcome) -> None:
+    expected = -1.0 if outcome in ("max_tokens", "max_turns", "max_time") else 0.0
+    assert score("truncated", chain(outcome=outcome)) == Score(expected, {"truncated": expected})
+    only = as_reward({"truncated": {"ends": ["max_tokens"], "weight": 0.5}})
+    assert score(only, chain(outcome=outcome)).reward == (-0.5 if outcome == "max_tokens" else 0.0)
+
+
+@pytest.mark.parametrize("ends", ["finished", [], ["max_turns", "slow"]])
+def test_truncated_refuses_what_is_no_limit(ends: Any) -> None:
+    with pytest.raises(ConfigError, match="ends are some of max_turns, max_tokens, max_time"):
+        as_reward({"truncated": {"ends": ends}})
+
+
 def test_length_counts_characters_where_there_are_no_ids(chain: Any) -> None:
     trajectory = chain()
     trajectory.turns = [Turn([], True, Completion(text="x" * 600))]

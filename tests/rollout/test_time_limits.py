@@ -100,6 +100,36 @@ def play(
     return asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("kind", "end"),
+    [
+        ("tokens of a reply", Outcome.MAX_TOKENS), ("tokens of the context", Outcome.MAX_TOKENS),
+        ("turns", Outcome.MAX_TURNS), ("time of a chain", Outcome.MAX_TIME), ("time of a turn", Outcome.MAX_TIME),
+        ("time of a group", Outcome.MAX_TIME), ("none", Outcome.FINISHED),
+    ],
+)  # fmt: skip
+def test_every_kind_of_limit_truncates_the_chain_and_can_be_penalised_or_masked(kind: str, end: Outcome) -> None:
+    options: dict[str, Any] = {"reward": "truncated", "limits": {}}
+    replies = [LOOK, HANG] if kind.startswith("time") else [LOOK, ANSWER]
+    if kind == "tokens of a reply":
+        options["sampling"] = {"max_tokens": 8}
+    elif kind == "tokens of the context":
+        options["limits"] = {"max_context": 700}
+        replies = [LOOK] * 60
+    elif kind == "turns":
+        options["limits"] = {"max_turns": 1}
+    elif kind == "time of a group":
+        options |= {"until_s": 0.3, "limits": {"group_timeout_s": 0.3}}
+    elif kind.startswith("time"):
+        options["limits"] = {f"{kind.rpartition(' ')[2]}_timeout_s": 0.3}
+    if kind == "tokens of the context":
+        options["limits"]["max_turns"] = 60
+    chain = play(replies, **options)
+    assert chain.outcome is end
+    assert chain.outcome.truncated == (end is not Outcome.FINISHED), 'what loss.truncated = "mask" masks'
+    assert chain.reward == -float(end is not Outcome.FINISHED)
+
+
 @pytest.mark.parametrize("whose", ["chain", "turn", "group"])
 def test_a_chain_whose_tool_uses_up_a_time_limit_is_scored_and_its_replies_are_trained(whose: str) -> None:
     until_s = 0.3 if whose == "group" else None

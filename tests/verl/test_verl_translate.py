@@ -130,6 +130,12 @@ def test_a_recipe_that_verl_cannot_run_says_why(overrides: list[str], sentence: 
         overrides_of(*overrides)
 
 
+def test_a_reward_that_compares_the_chains_of_a_group_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text("def ranks(trajectories): return [0.0 for _ in trajectories]\n")
+    with pytest.raises(ConfigError, match="reward 'ranks' compares the chains of a group"):
+        make_job(config_of(f"agent.reward={tmp_path}/ranks.py:ranks"), Path("/runs/r"))
+
+
 def test_a_chat_server_cannot_be_trained() -> None:
     with pytest.raises(ConfigError, match=r"trains the weights of agent\.model"):
         make_job(config_of("agent.model=openai:x@http://h:1/v1"), Path("/runs/r"))

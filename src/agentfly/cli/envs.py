@@ -282,6 +282,8 @@ def run_check_tests(arguments: argparse.Namespace) -> int:
     reward = None if arguments.reward is None else as_reward(arguments.reward)
     if reward is not None:
         reward.check({name for task in tasks for name in task.fields})
+        if reward.grouped:
+            raise ConfigError(f"reward {reward.name!r} compares the chains of a group, and a row is scored alone: name another")
     reports = asyncio.run(check_rows(tasks, reward, arguments.solution))
     faulty = [report for report in reports if report.lines]
     broken = sum(report.broken for report in reports)

@@ -303,8 +303,8 @@ class _Rescorer:
             if not name:
                 raise Skip("the run has no reward that a config names")
             made = as_reward(name)
-            if made.waits or made.envs:
-                raise Skip("the reward waits for something or needs an environment")
+            if made.waits or made.envs or made.grouped:
+                raise Skip("the reward waits for something, needs an environment or compares the chains of a group")
             self._reward = made
             self._same = any(rules.get("reward") == repr(made) for rules in run.rules)
         except Skip as why:

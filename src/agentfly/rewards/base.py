@@ -11,15 +11,16 @@ import difflib
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import ConfigError
 from ..types import Trajectory
 
-RESERVED = ("prediction", "trajectory", "task", "env")
+RESERVED = ("prediction", "trajectory", "trajectories", "task", "env")
 
+T = TypeVar("T")
 Lend = Callable[[type], Awaitable[Any]]
 """Returns the environment of a class that is leased to the chain, the same one that its tools used."""
 
@@ -60,6 +61,11 @@ class Reward(ABC):
         """The classes of environments that the reward asks for."""
         return frozenset()
 
+    @property
+    def grouped(self) -> bool:
+        """Whether a part compares the chains of a group: `score` leaves it out, `score_group` gives its scores."""
+        return False
+
     @abstractmethod
     def scaled(self, factor: float) -> Reward:
         """The same reward with its score multiplied by `factor`."""
@@ -71,6 +77,10 @@ class Reward(ABC):
     @abstractmethod
     async def part_score(self, trajectory: Trajectory, env: Any = None, lend: Lend | None = None) -> Score:
         """The score as a part of a mix: weighted, with components prefixed by the name of the part."""
+
+    async def score_group(self, trajectories: Sequence[Trajectory], *, part: bool = False) -> list[Score]:
+        """The scores of the grouped parts, one per chain. `part`: as a part of a mix."""
+        return [Score(0.0) for _ in trajectories]
 
     def check(self, fields: Collection[str]) -> None:
         """Raises ConfigError if the reward asks for a field that the data does not have."""
@@ -142,6 +152,10 @@ class Mix(Reward):
     def envs(self) -> frozenset[type]:
         return frozenset().union(*(part.envs for part in self._parts))
 
+    @property
+    def grouped(self) -> bool:
+        return any(part.grouped for part in self._parts)
+
     def scaled(self, factor: float) -> Mix:
         return Mix([part.scaled(factor) for part in self._parts], self.constant * factor)
 
@@ -150,22 +164,30 @@ class Mix(Reward):
             scores = await _together([part.part_score(trajectory, env, lend) for part in self._parts])
         else:
             scores = [await part.part_score(trajectory, env, lend) for part in self._parts]
-        components: dict[str, float] = {}
-        for score in scores:
-            components |= score.components
-        per_turn = [score.turn_rewards for score in scores if score.turn_rewards is not None]
-        turns = tuple(map(sum, zip(*per_turn, strict=True))) if per_turn else None
-        return Score(self.constant + sum(score.reward for score in scores), components, turns)
+        return _sum(scores, self.constant)
 
     async def part_score(self, trajectory: Trajectory, env: Any = None, lend: Lend | None = None) -> Score:
         return await self.score(trajectory, env, lend)
+
+    async def score_group(self, trajectories: Sequence[Trajectory], *, part: bool = False) -> list[Score]:
+        scores = await _together([each.score_group(trajectories, part=True) for each in self._parts if each.grouped])
+        return [_sum(of_chain) for of_chain in zip(*scores, strict=True)]
 
     def __repr__(self) -> str:
         shift = f" + {self.constant:g}" if self.constant else ""
         return f"Mix({' + '.join(map(repr, self._parts))}{shift})"
 
 
-async def _together(coroutines: Sequence[Any]) -> list[Score]:
+def _sum(scores: Sequence[Score], constant: float = 0.0) -> Score:
+    components: dict[str, float] = {}
+    for score in scores:
+        components |= score.components
+    per_turn = [score.turn_rewards for score in scores if score.turn_rewards is not None]
+    turns = tuple(map(sum, zip(*per_turn, strict=True))) if per_turn else None
+    return Score(constant + sum(score.reward for score in scores), components, turns)
+
+
+async def _together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Runs all concurrently. If one fails, the others are cancelled and awaited before its error is raised."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:

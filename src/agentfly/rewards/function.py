@@ -1,9 +1,10 @@
 """`@reward` makes a reward from a function.
 
 The function asks by parameter name for `prediction` (the final response), `trajectory`, `task`, `env` and the fields of the
-data set. A default makes a field optional; `**fields` receives all others. Parameters that cannot be filled (`*args`,
-positional-only ones, misspelt names) raise ConfigError at decoration. Sync functions run on the event loop, because most take
-microseconds; one that blocks needs `@reward(thread=True)` or a `timeout_s`, which runs it in a thread, too.
+data set. A default makes a field optional; `**fields` receives all others. One that asks for `trajectories` is called once per
+group, with its scored chains, and returns one reward per chain. Parameters that cannot be filled (`*args`, positional-only
+ones, misspelt names) raise ConfigError at decoration. Sync functions run on the event loop, because most take microseconds;
+one that blocks needs `@reward(thread=True)` or a `timeout_s`, which runs it in a thread, too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import functools
 import inspect
 import math
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, overload
 
 from .. import plugins
@@ -26,7 +27,7 @@ from ..errors import AgentFlyError, ConfigError, DeadlineError, RewardError, Too
 from ..tools.signature import env_parameters
 from ..types import Trajectory
 from .base import RESERVED, Lend, Reward, Score
-from .values import read
+from .values import read, read_group
 
 MAX_THREADS = 32
 """Limit of threaded rewards that run at the same time, per event loop."""
@@ -79,6 +80,11 @@ class FunctionReward(Reward):
         limited = timeout_s is not None and timeout_s is not DEFAULT_S
         self.thread = thread or ((bool(self._envs) or limited) and not _is_async(function))
         self._extra = frozenset(needs)
+        alone = sorted({"prediction", "trajectory", "env"} & set(self._reserved)) + list(self._envs)
+        if self.grouped and alone:
+            raise ConfigError(
+                f"reward {self.name!r} asks for 'trajectories', the chains of a group, and cannot have {alone[0]!r}"
+            )
         functools.update_wrapper(self, function, updated=())
 
     @property
@@ -97,6 +103,10 @@ class FunctionReward(Reward):
     def waits(self) -> bool:
         return self.thread or _is_async(self.function)
 
+    @property
+    def grouped(self) -> bool:
+        return "trajectories" in self._reserved
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
@@ -113,21 +123,36 @@ class FunctionReward(Reward):
 
     async def score(self, trajectory: Trajectory, env: Any = None, lend: Lend | None = None) -> Score:
         """The weighted score. Its components are those of the function, and the unweighted score under the reward's name."""
-        raw = await self._raw(trajectory, env, lend)
-        return self._weighted(raw, {self.name: raw.reward, **raw.components})
+        return await self._scored("", trajectory, env, lend)
 
     async def part_score(self, trajectory: Trajectory, env: Any = None, lend: Lend | None = None) -> Score:
-        raw = await self._raw(trajectory, env, lend)
-        inner = {f"{self.name}/{component}": value for component, value in raw.components.items()}
-        return self._weighted(raw, {self.name: raw.reward, **inner})
+        return await self._scored(f"{self.name}/", trajectory, env, lend)
 
-    def _weighted(self, raw: Score, components: dict[str, float]) -> Score:
+    async def score_group(self, trajectories: Sequence[Trajectory], *, part: bool = False) -> list[Score]:
+        if not self.grouped:
+            return await super().score_group(trajectories)
+        first = trajectories[0]
+        value = await self._value(first, None, None, trajectories)
+        raw = read_group(value, self._who(first), [len(trajectory.turns) for trajectory in trajectories])
+        return [self._weighted(each, f"{self.name}/" if part else "") for each in raw]
+
+    async def _scored(self, prefix: str, trajectory: Trajectory, env: Any, lend: Lend | None) -> Score:
+        if self.grouped:
+            return Score(0.0)
+        value = await self._value(trajectory, env, lend)
+        if type(value) is float and math.isfinite(value):  # fast path: most rewards return a float
+            return self._weighted(Score(value), prefix)
+        return self._weighted(read(value, self._who(trajectory), len(trajectory.turns)), prefix)
+
+    def _weighted(self, raw: Score, prefix: str) -> Score:
+        components = {self.name: raw.reward, **{f"{prefix}{name}": value for name, value in raw.components.items()}}
         turns = None if raw.turn_rewards is None else tuple(self.weight * value for value in raw.turn_rewards)
         return Score(self.weight * raw.reward, components, turns)
 
-    async def _raw(self, trajectory: Trajectory, env: Any, lend: Lend | None) -> Score:
+    async def _value(self, trajectory: Trajectory, env: Any, lend: Lend | None, trajectories: Sequence[Trajectory] = ()) -> Any:
+        """What the function returns. Its task is that of `trajectory`."""
         try:
-            arguments = self._arguments(trajectory, env)
+            arguments = self._arguments(trajectory, env, trajectories)
             for name, kind in self._envs.items():
                 if arguments.get(name) is not None:  # the parameter `env` is filled already, by the environment of the agent
                     continue
@@ -135,10 +160,7 @@ class FunctionReward(Reward):
                     raise _RewardFailure(RewardError, f"asks for a {kind.__name__}, but this chain has no environments.")
                 arguments[name] = await lend(kind)
             value = self._start(arguments, trajectory)
-            if type(value) is float and math.isfinite(value):  # fast path: most rewards return a float
-                return Score(value)
-            if inspect.isawaitable(value):
-                value = await self._finish(value)
+            return await self._finish(value) if inspect.isawaitable(value) else value
         except ToolError as error:
             raise RewardError(f"{self._who(trajectory)} raised ToolError: {error}") from error
         except _RewardFailure as error:
@@ -149,14 +171,15 @@ class FunctionReward(Reward):
             if (call := environment_call(error)) is not None:  # the world failed, not the reward
                 raise WorldError(f"{self._who(trajectory)}: {call} raised {type(error).__name__}: {error}") from error
             raise RewardError(f"{self._who(trajectory)} raised {type(error).__name__}: {error}") from error
-        return read(value, self._who(trajectory), len(trajectory.turns))
 
     def _who(self, trajectory: Trajectory) -> str:
         return f"reward {self.name!r} on task {trajectory.task.id!r}"
 
-    def _arguments(self, trajectory: Trajectory, env: Any) -> dict[str, Any]:
+    def _arguments(self, trajectory: Trajectory, env: Any, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         task = trajectory.task
         sources = {"prediction": trajectory.prediction, "trajectory": trajectory, "task": task, "env": env}
+        if trajectories:
+            sources["trajectories"] = list(trajectories)
         arguments = {name: sources[name] for name in self._reserved}
         for name in self._required:
             if name not in task.fields:
@@ -209,9 +232,9 @@ def reward(
     """Makes a reward from a function and registers its name.
 
     The function may be sync or async and returns a number, a bool, or a dict with `reward`, any named components and, where
-    it has them, `turn_rewards` (one per turn). `weight` scales what is trained on, not the component that is logged.
-    `thread` runs a blocking function off the event loop. `timeout_s` (default: 60) limits async and threaded rewards; given
-    for a sync function it runs that in a thread, too. None is no limit.
+    it has them, `turn_rewards` (one per turn); one that asks for `trajectories` returns a list of these. `weight` scales what
+    is trained on, not the component that is logged. `thread` runs a blocking function off the event loop. `timeout_s`
+    (default: 60) limits async and threaded rewards; given for a sync function it runs that in a thread, too. None is no limit.
     """
 
     def decorate(function: Callable[..., Any]) -> FunctionReward:

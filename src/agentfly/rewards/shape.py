@@ -1,13 +1,14 @@
-"""Rewards for the form of a chain: format and tool use (0 to 1), and length (a penalty from -1 to 0).
+"""Rewards for the form of a chain: format and tool use (0 to 1), length and truncation (penalties from -1 to 0).
 
 They do not check the answer, so use them in a mix: `math_equal + format_reward() * 0.1`.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import ConfigError
 from ..types import Outcome, Trajectory
@@ -16,6 +17,7 @@ from .function import FunctionReward
 from .lookup import factory
 
 CHARACTERS_PER_TOKEN = 4
+TRUNCATED = tuple(outcome.value for outcome in Outcome if outcome.truncated)
 
 
 @factory("format")
@@ -78,20 +80,37 @@ def tool_use_reward(min_calls: int = 1, tools: str | Iterable[str] | None = None
 
 
 @factory("length")
-def length_reward(max_tokens: int = 512, buffer: int | None = None) -> Reward:
+def length_reward(max_tokens: int = 512, buffer: int | None = None, of: Literal["chain", "reply"] = "chain") -> Reward:
     """0 within a budget of sampled tokens; beyond it falling in a line, to -1 at `max_tokens + buffer`.
 
-    The soft overlong penalty of DAPO (arXiv:2503.14476) over all replies of the chain; `buffer` is a quarter of the budget
-    when not given. Where an engine gives no token ids, a token is taken to be 4 characters. Component: `tokens`.
+    The soft overlong penalty of DAPO (arXiv:2503.14476) over all replies of the chain or, with `of` "reply", its longest one;
+    `buffer` is a quarter of the budget when not given. With DAPO's L_max and L_cache: max_tokens = L_max - L_cache, buffer =
+    L_cache. Where an engine gives no token ids, a token is taken to be 4 characters. Component: `tokens`.
     """
+    if of not in ("chain", "reply"):
+        raise ConfigError(f"reward 'length': of is 'chain' or 'reply', not {of!r}")
+    total: Callable[[Iterable[int]], int] = sum if of == "chain" else functools.partial(max, default=0)
     if max_tokens < 1 or (buffer is not None and buffer < 1):
         raise ConfigError(f"reward 'length': max_tokens and buffer must be at least 1, not {max_tokens} and {buffer}")
     slope = buffer if buffer is not None else max(1, max_tokens // 4)
 
     def length(trajectory: Trajectory) -> dict[str, float]:
-        tokens = trajectory.num_sampled
+        tokens = total(turn.completion.num_sampled for turn in trajectory.turns)
         if not tokens:
-            tokens = sum(len(turn.completion.text) for turn in trajectory.turns) // CHARACTERS_PER_TOKEN
+            tokens = total(len(turn.completion.text) for turn in trajectory.turns) // CHARACTERS_PER_TOKEN
         return {"reward": 0.0 - min(1.0, max(0, tokens - max_tokens) / slope), "tokens": tokens}
 
     return FunctionReward(length, name="length")
+
+
+@factory("truncated")
+def truncated_reward(ends: Iterable[str] = TRUNCATED) -> Reward:
+    """-1 for a chain that a limit ended, else 0.
+
+    `ends` are the limits that count: "max_tokens" (of a reply or the context), "max_turns" and "max_time" (all when not given).
+    """
+    counted = frozenset([ends] if isinstance(ends, str) else ends)
+    if not counted or not counted <= set(TRUNCATED):
+        given = ", ".join(sorted(map(str, counted))) or "none"
+        raise ConfigError(f"reward 'truncated': ends are some of {', '.join(TRUNCATED)}, not {given}")
+    return FunctionReward(lambda trajectory: 0.0 - (trajectory.outcome in counted), name="truncated")

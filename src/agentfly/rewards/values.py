@@ -39,6 +39,18 @@ def read(value: object, who: str, num_turns: int) -> Score:
     )
 
 
+def read_group(value: object, who: str, num_turns: Sequence[int]) -> list[Score]:
+    """The scores of the chains of a group, which have so many turns, in their order."""
+    rows = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(rows, str) or not isinstance(rows, Sequence):
+        raise RewardError(f"{who} returned {_short(rows)} ({type(rows).__name__}); it is a list with one reward per chain.")
+    if len(rows) != len(num_turns):
+        raise RewardError(
+            f"{who} returned {len(rows)} rewards for {len(num_turns)} chains; give one per chain, in their order."
+        )
+    return [read(row, f"{who}, place {i},", turns) for i, (row, turns) in enumerate(zip(rows, num_turns, strict=True))]
+
+
 def number(value: object, returned: str) -> float:
     """A finite float. Booleans, ints and zero-dimensional arrays count as numbers; strings and None do not."""
     if not isinstance(value, numbers.Real) and getattr(value, "shape", None) == () and hasattr(value, "item"):

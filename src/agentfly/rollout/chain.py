@@ -18,7 +18,7 @@ from ..aio.deadline import TimeLimit
 from ..errors import AgentFlyError, ConfigError, DeadlineError, EngineError, RolloutError, WorldError
 from ..protocols import Engine, RemoteEngine, Renderer
 from ..resources import Admission, Lease, ResourceManager
-from ..rewards import Reward
+from ..rewards import Reward, Score
 from ..tools import Context, Tool, call_tools
 from ..types import (
     Action,
@@ -188,10 +188,10 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
             finally:
                 trajectory.scored_s = time.perf_counter() - since
     except TimeoutError:
-        _fail(trajectory, DeadlineError(f"scoring exceeded its time limit of {plan.limits.score_timeout_s:g} s"))
+        fail(trajectory, DeadlineError(f"scoring exceeded its time limit of {plan.limits.score_timeout_s:g} s"))
     except RolloutError as error:
         why = f" (after {trajectory.error})" if trajectory.outcome is Outcome.MAX_TIME else ""
-        _fail(trajectory, error, why)
+        fail(trajectory, error, why)
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -199,7 +199,7 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
             _tell(plan, trajectory, "finished", trajectory=trajectory)
             raise
         # The chain itself is not cancelled: its environment or the engine awaited something that was.
-        _fail(trajectory, WorldError("an environment or the engine raised CancelledError"))
+        fail(trajectory, WorldError("an environment or the engine raised CancelledError"))
     except (KeyboardInterrupt, SystemExit) as error:
         # Tools, rewards and environments are contained. In a task, this exception would end the event loop as Ctrl-C does.
         raise ConfigError(
@@ -368,10 +368,14 @@ def _sampling(base: Sampling, room: int, trajectory: Trajectory, turn: int) -> S
 
 
 async def score(reward: Reward, trajectory: Trajectory, context: Context) -> None:
-    """Set the final reward and its components, and add the rewards of turns."""
-    result = await reward.score(trajectory, context.env, context.lend)
-    trajectory.reward = result.reward
-    trajectory.components = dict(result.components)
+    """Set the final reward and its components, and add the rewards of turns. Parts that compare a group follow later."""
+    trajectory.reward, trajectory.components = 0.0, {}
+    add_score(trajectory, await reward.score(trajectory, context.env, context.lend))
+
+
+def add_score(trajectory: Trajectory, result: Score) -> None:
+    trajectory.reward = (trajectory.reward or 0.0) + result.reward
+    trajectory.components |= result.components
     for turn, extra in zip(trajectory.turns, result.turn_rewards or (), strict=False):
         turn.reward += extra
 
@@ -425,7 +429,7 @@ def _late(limits: Limits, whose: str, where: str, error: TimeoutError | None) ->
     return DeadlineError(f"the {whose} exceeded its time limit of {limit_s:g} s, in {where}")
 
 
-def _fail(trajectory: Trajectory, error: RolloutError, before: str = "") -> None:
+def fail(trajectory: Trajectory, error: RolloutError, before: str = "") -> None:
     trajectory.outcome, trajectory.reward = Outcome.WORLD_FAILURE, None
     trajectory.error = f"{type(error).__name__}: {error}{before}"
 

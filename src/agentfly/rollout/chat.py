@@ -25,6 +25,7 @@ from ..resources import Lease
 from ..tools import Context, call_tools
 from ..types import Event, Message, Outcome, Sampling, Task, ToolResult, Trajectory, Turn
 from .chain import Plan, borrow, opening_messages, play, score
+from .scheduler import score_group
 from .setup import RunnableAgent, make_plan, next_run_number, open_environments
 
 STOPPED = "The call was stopped by the user."
@@ -120,13 +121,14 @@ class ChatSession:
             self.busy = False
 
     async def score(self) -> tuple[float, dict[str, float]]:
-        """The reward of the conversation so far and its components, as training would score the chain."""
+        """The reward of the conversation so far and its components, as training would score the chain, alone in its group."""
         if not self.scorable or self._plan.reward is None or not self.trajectory.turns:
             raise ConfigError("a reward needs a task of the data set, an agent with a reward, and a reply")
         scored = replace(self.trajectory, turns=[replace(turn) for turn in self.trajectory.turns], components={})
         try:
             async with asyncio.timeout(self._plan.limits.score_timeout_s):
                 await score(self._plan.reward, scored, self._context)
+                await score_group(self._plan.reward, [scored])
         except TimeoutError as error:
             raise DeadlineError(f"scoring exceeded its time limit of {self._plan.limits.score_timeout_s:g} s") from error
         return scored.total_reward, dict(scored.components)

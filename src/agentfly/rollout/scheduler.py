@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from ..data import row_of
-from ..errors import AgentFlyError, DataError, InvariantError
+from ..errors import AgentFlyError, DataError, DeadlineError, InvariantError, RolloutError, WorldError
 from ..protocols import BoundedEngine, Engine
 from ..resources import Admission, ResourceManager
+from ..rewards import Reward
 from ..types import Message, Task, Trajectory
-from .chain import Limits, Opening, Plan, opening_messages, run_chain
+from .chain import Limits, Opening, Plan, add_score, fail, opening_messages, run_chain
 
 log = logging.getLogger(__name__)
 MAX_CONCURRENCY = 256
@@ -85,8 +86,8 @@ async def run_chains(
     """Run `num_chains` chains of every task. `step` is the training step of the chains (None: not for training).
 
     A task's prompt is rendered when its first chain starts and shared by its siblings. A task may occur more than once: each
-    draw has its own siblings and seeds. `on_trajectory` receives each trajectory as soon as its chain ends, so an error in
-    another chain does not lose it.
+    draw has its own siblings and seeds. `on_trajectory` receives each trajectory as soon as it has its reward, so an error in
+    another group does not lose it.
     """
     total = len(tasks) * num_chains
     most = most_in_flight(plan.engine, max_concurrency)
@@ -105,8 +106,10 @@ async def run_chains(
                     openings[position] = open_task(plan, tasks[position], draws[position])
                 trajectory = await start_chain(plan, openings[position], chain, f"{prefix}{position}-{chain}")
             results[index] = trajectory
-            if on_trajectory is not None:
-                on_trajectory(trajectory)
+            first = position * num_chains
+            for ended in await end_chain(plan, results[first : first + num_chains], trajectory):
+                if on_trajectory is not None:
+                    on_trajectory(ended)
 
     together = min(most, total, admission.limit or total)
     if plan.manager is not None:
@@ -124,6 +127,44 @@ async def run_chains(
     if len(finished) != total:
         raise InvariantError(f"{total} chains were admitted but {len(finished)} came back")
     return finished
+
+
+async def end_chain(plan: Plan, group: Sequence[Trajectory | None], last: Trajectory) -> list[Trajectory]:
+    """Returns the chains of a group whose rewards are final once `last` has ended.
+
+    That is `last` alone or, with a reward that compares the group, none until all have ended. Chains without a score are left
+    out of the comparison. If the world fails during it, no chain of the group has a reward.
+    """
+    if plan.reward is None or not plan.reward.grouped:
+        return [last]
+    ended = [chain for chain in group if chain is not None]
+    if len(ended) < len(group):
+        return []
+    scored = [chain for chain in ended if chain.scored]
+    error: RolloutError
+    try:
+        async with asyncio.timeout(plan.limits.score_timeout_s):
+            await score_group(plan.reward, scored)
+        return ended
+    except TimeoutError:
+        error = DeadlineError(f"scoring the group exceeded its time limit of {plan.limits.score_timeout_s:g} s")
+    except RolloutError as failure:
+        error = failure
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        error = WorldError("the reward of the group raised CancelledError")
+    for chain in scored:
+        fail(chain, error)
+    return ended
+
+
+async def score_group(reward: Reward, scored: Sequence[Trajectory]) -> None:
+    """Add the parts of the reward that compare the chains of a group."""
+    if reward.grouped and scored:
+        for chain, result in zip(scored, await reward.score_group(scored), strict=True):
+            add_score(chain, result)
 
 
 def admission_timeout_s(limits: Limits) -> float:

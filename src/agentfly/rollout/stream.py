@@ -28,13 +28,13 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..errors import ConfigError, InvariantError
 from ..types import Task, Trajectory
 from .chain import Opening, Plan
-from .scheduler import admission_timeout_s, fewer_collections, make_ready, open_task, start_chain
+from .scheduler import admission_timeout_s, end_chain, fewer_collections, make_ready, open_task, start_chain
 
 AtLimit = Literal["wait", "mask"]
 
@@ -45,8 +45,8 @@ class Group:
 
     `step` and `position` are those that the task was drawn for; they name the chains and choose their seeds. The group may be
     trained in a later step. `row` is that of the task among all. `version` is that of the weights when the first chain
-    started, so no token of the group is older; None until then. `missing` counts the chains that have not ended. `teaches` is
-    false for a complete group without a learning signal. `plan` has the seed of the step.
+    started, so no token of the group is older; None until then. `missing` counts the chains without an end or a final score.
+    `teaches` is false for a complete group without a learning signal. `plan` has the seed of the step.
     """
 
     step: int
@@ -68,8 +68,11 @@ class Group:
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        """The finished chains, in order."""
-        return [trajectory for trajectory in self.chains if trajectory is not None]
+        """The finished chains, in order. Those that are still to be compared with their siblings have no reward."""
+        ended = [trajectory for trajectory in self.chains if trajectory is not None]
+        if len(ended) == len(self.chains) - self.missing:
+            return ended
+        return [replace(trajectory, reward=None) for trajectory in ended]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,10 +282,11 @@ class GroupStream:
         if group.chains[chain] is not None:
             raise InvariantError(f"chain {trajectory.id} came back twice")
         group.chains[chain] = trajectory
-        group.missing -= 1
-        self.finished_chains += 1
-        if self._on_chain is not None:
-            self._on_chain(group, trajectory)
+        for ended in await end_chain(plan, group.chains, trajectory):
+            group.missing -= 1
+            self.finished_chains += 1
+            if self._on_chain is not None:
+                self._on_chain(group, ended)
         if group.complete:
             group.teaches = self._teaches(group)
             if not group.teaches and self.pace.refill:

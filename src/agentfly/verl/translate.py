@@ -71,6 +71,9 @@ def open_plan(config: Config, copy: LearnerCopy, settings: LoopSettings | None =
     agent = build_agent(config, stub, copy.renderer)
     if agent.reward is None:
         raise ConfigError("training needs a reward: set agent.reward")
+    if agent.reward.grouped:
+        name = agent.reward.name
+        raise ConfigError(f'reward {name!r} compares the chains of a group; verl scores each alone: set backend = "local"')
     return make_plan(agent, sampling=config.sampling)
 
 
