@@ -52,7 +52,7 @@ ROOMS = {
     "learn": Room(8, 5_791),
     "runs": Room(8, 3_047),
     "pocket": Room(9, 260),
-    "watch": Room(9, 2_121),
+    "watch": Room(9, 2_168),
     "config": Room(9, 481),
     "build": Room(10, 236),
     "planning": Room(10, 710),
