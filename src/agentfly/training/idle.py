@@ -99,11 +99,13 @@ def _tokens(trajectory: Trajectory) -> tuple[int, ...]:
     return tuple(token for turn in trajectory.turns for token in turn.completion.token_ids)
 
 
-def without_effect(config: Config, chain_timeout_s: float | None = None, exact: bool | None = None) -> list[str]:
+def without_effect(
+    config: Config, chain_timeout_s: float | None = None, exact: bool | None = None, validates: bool = True
+) -> list[str]:
     """Returns a sentence about each group of settings that differ from their defaults and cannot act in this run.
 
     `chain_timeout_s` is the agent's, and `exact` says whether its engine samples with the learner's own weights and kernels;
-    None: as the config describes it.
+    None: as the config describes it. `validates`: there are held-out rows.
     """
     algorithm, loss, train, rollout = find_algorithm(config.algorithm), config.loss, config.train, config.rollout
     chain_s = config.agent.chain_timeout_s if chain_timeout_s is None else chain_timeout_s
@@ -125,6 +127,9 @@ def without_effect(config: Config, chain_timeout_s: float | None = None, exact: 
         ("loss.value_clip", once, "values change only in the one optimizer step of the critic: set train.critic_minibatches"),
         ("train.total_steps", train.schedule == "constant", "the learning rate is constant: set train.schedule"),
         ("train.warmup_steps", train.warmup_steps > train.steps, "the run ends before the learning rate has reached train.lr"),
+        ("train.keep_best", validates and not train.validate_every,
+         "nothing is validated before the end: set train.validate_every"),
+        ("train.keep_best", not validates, "there are no held-out rows: set data.validation"),
         ("rollout.turn_timeout_s", (rollout.turn_timeout_s or 0.0) >= chain_s, "agent.chain_timeout_s ends the chain first"),
         ("data.holdout", all(part.validation is not None for part in parts), "data.validation names the held-out rows"),
         ("data.shuffle", ordered, "data.sampler chooses the order of the rows"),

@@ -29,6 +29,7 @@ from ..display import Displayed, data_frame, run_html
 from ..errors import AgentFlyError
 from ..protocols import GroupResult, PreparedEngine, RecordingLearner
 from ..rollout import Group, GroupStream, Pace, Plan, as_groups, most_in_flight, watchdog
+from ..runs.checkpoints import best_checkpoint
 from ..types import Completion, TokenRecord, Trajectory
 from ..watch.held_out import interval_text, left_out
 from ..watch.metrics import is_success, rollout_metrics, source_metrics
@@ -47,7 +48,10 @@ LOOK_S = 0.5
 
 @dataclass(slots=True, repr=False)
 class TrainResult(Displayed):
-    """The run's folder and results. `before` and `after` are validations; `history` has one row per step."""
+    """The run's folder and results. `before` and `after` are validations; `history` has one row per step.
+
+    `checkpoint` is the newest one, `best` that with the best validation (`train.keep_best`).
+    """
 
     directory: Path
     steps: int
@@ -56,6 +60,7 @@ class TrainResult(Displayed):
     history: list[dict[str, float]] = field(default_factory=list, repr=False)
     sample: Trajectory | None = None
     checkpoint: Path | None = None
+    best: Path | None = None
 
     def to_pandas(self) -> Any:
         """The history as a pandas.DataFrame: a row per step, a column per metric. Raises MissingExtra."""
@@ -74,7 +79,7 @@ class TrainResult(Displayed):
         held = [(name, self.before.get(name), self.after.get(name)) for name in names]
         return run_html(
             repr(self).strip("<>"),
-            {"steps": self.steps, "folder": self.directory, "checkpoint": self.checkpoint},
+            {"steps": self.steps, "folder": self.directory, "checkpoint": self.checkpoint, "best": self.best},
             {"reward/mean": [row.get("reward/mean", math.nan) for row in self.history]},
             {"held-out tasks": (("metric", "before", "after"), held)},
             self.sample,
@@ -281,7 +286,7 @@ class Trainer:
             await self.saver.wait()
             newest = f"the newest checkpoint is {self.saver.newest}" if self.saver.newest else "there is no checkpoint"
             self.observe.note(f"step {self.step + 1} failed after its update had begun, so it is not saved; {newest}.")
-        self.result.checkpoint = self.saver.newest
+        self.result.checkpoint, self.result.best = self.saver.newest, best_checkpoint(self.saver.folder)
 
     @asynccontextmanager
     async def _environments_shown(self) -> AsyncIterator[None]:
@@ -375,6 +380,8 @@ class Trainer:
             success_at=self.config.agent.success_at,
             on_trajectory=lambda _: self.observe.advance(next(count)),
         )
+        if self.step:
+            self.saver.validated(self.step, evaluation.metrics)
         self.observe.log_chains(evaluation.trajectories, "validation", self.step)
         await self.writer.add_trajectories(self.step, "validation", evaluation.trajectories, replace=True)
         self.result.sample = next((t for t in evaluation.trajectories if t.trainable), None)
