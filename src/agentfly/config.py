@@ -172,6 +172,9 @@ class TrainSettings(OptimSettings):
         False,
         "keep the checkpoint with the best validation, too, as checkpoints/best; it is saved when it is validated",
     )
+    stop_after: int = setting(
+        0, "end the run after so many validations that are not better by a paired test over the held-out tasks; 0: never", low=0
+    )
     max_logprob_gap: float | None = setting(
         None,
         "largest mean difference between sampled and recomputed log-probs (nats) before the run stops; "

@@ -14,6 +14,7 @@ from agentfly.errors import StorageError
 from agentfly.runs import checkpoints
 from agentfly.runs.checkpoints import best_checkpoint, broken_files, mark_best
 from agentfly.training import loop, saving
+from agentfly.training.idle import Plateau
 from tests.tiny import ROWS, save_tiny_model, tiny_agent
 
 SMALL: dict[str, Any] = {
@@ -116,3 +117,59 @@ def test_a_best_checkpoint_that_was_not_saved_does_not_count(
     scored += [0.1, 0.9, 0.5, 0.2]
     result = train(model, tmp_path, steps=4)
     assert result.best == tmp_path / "run" / "checkpoints" / "step-000003"
+
+
+# ---- the end of a run that no longer improves ----------------------------------------------------------------------------
+
+HELD_OUT = [{"question": f"What is {number} plus 1?", "answer": str(number + 1)} for number in range(60, 66)]
+
+
+def tasks(*values: float) -> dict[str, dict[str, list[float]]]:
+    return {"success": {str(task): [value] for task, value in enumerate(values)}}
+
+
+def test_a_plateau_is_judged_by_the_tasks_and_not_by_the_mean() -> None:
+    plateau = Plateau(2)
+    plateau.add(0, tasks(*[0.0] * 20))
+    plateau.add(10, tasks(*[1.0] * 2, *[0.0] * 18))  # higher, but two tasks of 20 may be chance
+    assert plateau.reason is None
+    plateau.add(20, tasks(*[1.0] * 10, *[0.0] * 10))
+    assert plateau.state["count"] == 0
+    plateau.add(30, tasks(*[1.0] * 11, *[0.0] * 9))
+    assert plateau.reason is None
+    plateau.add(40, tasks(*[1.0] * 9, *[0.0] * 11))
+    assert plateau.reason is not None
+    assert "the last 2 validations was better than that of step 20" in plateau.reason
+    assert Plateau(3, plateau.state).reason is None
+    assert Plateau(0, plateau.state).reason is None
+
+
+def test_a_reward_that_rises_is_better_although_no_task_succeeds() -> None:
+    plateau = Plateau(1)
+    for step, reward in ((0, 0.1), (10, 0.2)):
+        plateau.add(step, {"success": tasks(*[0.0] * 8)["success"], "reward": tasks(*[reward] * 8)["success"]})
+    assert plateau.reason is None
+    assert plateau.state["step"] == 10
+
+
+def test_too_few_tasks_stop_no_run() -> None:
+    plateau = Plateau(1)
+    for step in range(5):
+        plateau.add(step, tasks(*[0.0] * 5))
+    assert plateau.reason is None
+
+
+def test_a_run_that_does_not_improve_ends_and_a_resumed_one_too(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"train.stop_after": 2, "train.keep_best": False, "validation_count": None, "validation": HELD_OUT}
+    result = train(model, tmp_path, steps=9, **options)
+    assert result.steps == 3  # the first validation is what the two later ones are compared with
+    assert result.stopped is not None
+    assert "after step 3 of 9" in result.stopped
+    assert "none of the last 2 validations was better than that of step 1" in capsys.readouterr().out.replace("\n", " ")
+    assert result.checkpoint == tmp_path / "run" / "checkpoints" / "step-000003"
+    again = train(model, tmp_path, steps=9, resume=tmp_path / "run", **options)
+    assert (again.steps, again.stopped) == (3, result.stopped)
+    further = train(model, tmp_path, steps=9, resume=tmp_path / "run", **options | {"train.stop_after": 3})
+    assert further.steps == 4

@@ -242,6 +242,8 @@ def print_result(console: Console, config: Config, result: TrainResult, sampler:
     print_profile(console, result.directory, sampler)
     other = "rloo" if config.algorithm != "rloo" else "grpo"
     name = f" run.name={config.run.name}-{other}" if config.run.name else ""
+    if result.stopped is not None:
+        console.print(result.stopped, highlight=False, soft_wrap=True)
     console.print(f"run folder: {result.directory}", highlight=False, soft_wrap=True)
     evaluated = str(result.directory)
     if result.best is not None:

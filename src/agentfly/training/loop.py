@@ -36,7 +36,7 @@ from ..watch.metrics import is_success, rollout_metrics, source_metrics
 from .cluster.status import cluster_metrics, publish_status
 from .draws import fingerprint
 from .evaluation import Evaluation, validate
-from .idle import IdleSteps
+from .idle import IdleSteps, Plateau, task_values
 from .parts import RunParts, open_rollout
 from .saving import finish, finish_in_thread
 from .start import Start, describe_run
@@ -50,7 +50,8 @@ LOOK_S = 0.5
 class TrainResult(Displayed):
     """The run's folder and results. `before` and `after` are validations; `history` has one row per step.
 
-    `checkpoint` is the newest one, `best` that with the best validation (`train.keep_best`).
+    `checkpoint` is the newest one, `best` that with the best validation (`train.keep_best`). `stopped`
+    says why the run ended before its last step (`train.stop_after`).
     """
 
     directory: Path
@@ -61,6 +62,7 @@ class TrainResult(Displayed):
     sample: Trajectory | None = None
     checkpoint: Path | None = None
     best: Path | None = None
+    stopped: str | None = None
 
     def to_pandas(self) -> Any:
         """The history as a pandas.DataFrame: a row per step, a column per metric. Raises MissingExtra."""
@@ -100,6 +102,7 @@ class Trainer:
         )
         self.sound = True  # False while the weights are changed and not yet checked
         self.idle = IdleSteps()
+        self.plateau = Plateau(self.config.train.stop_after, start.plateau)
         assert plan.admission is not None
         plan.admission.advance(start.step)
         self.stream = self._open_stream(start.draws)
@@ -142,11 +145,14 @@ class Trainer:
             await self._validate_once()  # it may have been stopped in this validation
         await self._ask_probe()
         self.breakdown.begin()
-        while self.step < settings.steps:
+        while self.step < settings.steps and self.plateau.reason is None:
             metrics = await self._step()
             self.result.history.append(metrics)
             self.result.steps = self.step
         await self._validate_once()
+        if self.step < settings.steps and (reason := self.plateau.reason) is not None:
+            self.result.stopped = f"the run ends after step {self.step} of {settings.steps}: {reason}"
+            self.observe.note(self.result.stopped)
 
     async def _validate_once(self) -> None:
         if not self.result.after:
@@ -380,6 +386,9 @@ class Trainer:
             success_at=self.config.agent.success_at,
             on_trajectory=lambda _: self.observe.advance(next(count)),
         )
+        if settings.stop_after:
+            values = task_values(evaluation.trajectories, settings.validate_chains, self.config.agent.success_at)
+            self.plateau.add(self.step, values)
         if self.step:
             self.saver.validated(self.step, evaluation.metrics)
         self.observe.log_chains(evaluation.trajectories, "validation", self.step)
@@ -399,6 +408,7 @@ class Trainer:
             "step": self.step, "learner": self.learner.state_dict(), "cursor": self.parts.draws.state(),
             "stream": self.stream.state(), "tasks": dict(self.ledger.groups), "before": self.result.before,
             "opening": self.opening, "validation": fingerprint(self.parts.validation_tasks), "random": random_state(),
+            "plateau": self.plateau.state,
         }  # fmt: skip
 
 

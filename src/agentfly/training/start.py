@@ -31,6 +31,7 @@ class Start:
     """The step after which a run goes on. `opening` are metrics from before the first step; `before` and `after` validations.
 
     `draws` are the groups that a resumed run draws again. `recorded` is what the store holds of the step.
+    `plateau` is the state of `idle.Plateau`.
     """
 
     step: int = 0
@@ -40,6 +41,7 @@ class Start:
     after: dict[str, float] = field(default_factory=dict)
     draws: dict[str, Any] | None = None
     recorded: dict[str, float] = field(default_factory=dict)
+    plateau: dict[str, Any] | None = None
 
 
 def find_start(directory: RunDirectory, *, resumes: bool, observe: Observer) -> Path | None:
@@ -110,7 +112,8 @@ def resume(parts: RunParts, checkpoint: Path) -> Start:
         parts.observe.note("the validation rows are not those of the saved run: their figures cannot be compared")
     draws = state.get("stream") if same_order else None
     after = validations if same_validation and step else {}
-    return Start(step, checkpoint, opening, before or first, after, draws, recorded[step])
+    plateau = state.get("plateau") if same_validation else None
+    return Start(step, checkpoint, opening, before or first, after, draws, recorded[step], plateau)
 
 
 def _restore_records(parts: RunParts, step: int) -> dict[int, dict[str, float]]:
