@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import agentfly
+from agentfly.cli.train import print_result
+from agentfly.config import Config
 from agentfly.errors import StorageError
 from agentfly.runs import checkpoints
 from agentfly.runs.checkpoints import best_checkpoint, broken_files, mark_best
@@ -55,6 +59,12 @@ def train(model: Path, folder: Path, **options: Any) -> Any:
     return agentfly.train(tiny_agent(model), ROWS, run={"dir": str(folder), "name": "run"}, **(SMALL | options))
 
 
+def screen(result: Any) -> str:
+    console = Console(file=io.StringIO(), width=400)
+    print_result(console, Config(), result, None)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -88,6 +98,9 @@ def test_the_best_checkpoint_is_kept_named_and_restored(model: Path, tmp_path: P
     assert names(folder) == ["best", "step-000002", "step-000004"]
     assert result.best == folder / "step-000002"
     assert broken_files(folder / "best") == []
+    assert checkpoints.export_model(folder / "best", tmp_path / "model").name == "best"
+    assert f"best checkpoint: {result.best}" in screen(result)
+    assert f"--model {folder / 'best'}" in screen(result)
     scored += [0.4, 0.6, 0.5]
     result = train(model, tmp_path, steps=5, resume=tmp_path / "run")
     assert result.best == folder / "step-000002"  # its figures are those of before
@@ -171,5 +184,6 @@ def test_a_run_that_does_not_improve_ends_and_a_resumed_one_too(
     assert result.checkpoint == tmp_path / "run" / "checkpoints" / "step-000003"
     again = train(model, tmp_path, steps=9, resume=tmp_path / "run", **options)
     assert (again.steps, again.stopped) == (3, result.stopped)
+    assert result.stopped in screen(again)
     further = train(model, tmp_path, steps=9, resume=tmp_path / "run", **options | {"train.stop_after": 3})
     assert further.steps == 4
