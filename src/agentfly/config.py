@@ -168,6 +168,13 @@ class TrainSettings(OptimSettings):
     )
     save_every_s: float = setting(600.0, "seconds between checkpoints, at most (checked after each step); 0: no limit", low=0)
     keep_checkpoints: int = setting(2, "checkpoints to keep; older ones are removed", low=1)
+    keep_best: bool = setting(
+        False,
+        "keep the checkpoint with the best validation, too, as checkpoints/best; it is saved when it is validated",
+    )
+    stop_after: int = setting(
+        0, "end the run after so many validations that are not better by a paired test over the held-out tasks; 0: never", low=0
+    )
     max_logprob_gap: float | None = setting(
         None,
         "largest mean difference between sampled and recomputed log-probs (nats) before the run stops; "

@@ -35,6 +35,11 @@ ONE = "train.num_minibatches=1"
         (["train.warmup_steps=30"], "train.warmup_steps cannot act: the run ends before"),
         (["rollout.turn_timeout_s=600"], "rollout.turn_timeout_s cannot act: agent.chain_timeout_s ends the chain first"),
         (["rollout.turn_timeout_s=60"], None),
+        (["train.keep_best=true", "train.validate_every=0"], "train.keep_best cannot act: nothing is validated before the end"),
+        (["train.keep_best=true", "train.validate_every=5"], None),
+        (["train.stop_after=3"], "train.stop_after cannot act: nothing is validated before the end"),
+        (["train.stop_after=4", "train.validate_every=5"], "train.stop_after cannot act: the run has no more validations"),
+        (["train.stop_after=3", "train.validate_every=5"], None),
         (["data.holdout=0.2", "data.validation=rows.jsonl"], "data.holdout cannot act: data.validation names"),
         (["sampling.temperature=0"], "sampling.temperature = 0 draws the same chain for all siblings"),
         (["sampling.temperature=0", "algorithm=reinforce++"], None),
@@ -49,6 +54,19 @@ def test_a_setting_that_cannot_act_is_said(words: list[str], idle: str | None) -
 def test_the_limit_of_a_turn_is_compared_with_that_of_the_agent() -> None:
     config = Config.load("quickstart", ["rollout.turn_timeout_s=900"])
     assert without_effect(config) and not without_effect(config, 3600.0)
+
+
+def test_without_held_out_rows_there_is_no_best_checkpoint() -> None:
+    config = Config.load("quickstart", ["train.keep_best=true", "train.validate_every=5"])
+    (told,) = without_effect(config, num_held_out=0)
+    assert told.startswith("train.keep_best cannot act: there are no held-out rows")
+
+
+def test_with_few_held_out_rows_no_run_is_stopped() -> None:
+    config = Config.load("quickstart", ["train.stop_after=3", "train.validate_every=5"])
+    (told,) = without_effect(config, num_held_out=5)
+    assert told.startswith("train.stop_after cannot act: a paired test needs 6 held-out rows")
+    assert without_effect(config, num_held_out=6) == []
 
 
 def test_a_correction_acts_if_the_engine_samples_from_a_copy_of_the_weights() -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
+import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentfly.config import keys
 from agentfly.watch.metrics import unknown
-from agentfly.watch.warnings import RULES, warnings_of
+from agentfly.watch.warnings import RULES, WATCHED, warnings_of
 
 Series = dict[str, list[tuple[int, float]]]
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def curve(*values: float) -> list[tuple[int, float]]:
@@ -49,7 +55,17 @@ SICK: dict[str, tuple[Series, str, str]] = {
         "yellow",
         "75%",
     ),
-    "entropy_collapsed": ({"train/entropy": curve(*[1.0] * 6, *[0.02] * 6)}, "red", "entropy"),
+    "entropy_collapsed": (
+        {"train/entropy": curve(*[1.0] * 6, *[0.02] * 6), "rollout/success": curve(*[0.3] * 12)},
+        "red",
+        "entropy",
+    ),
+    "success_falls": ({"rollout/success": curve(*[0.7, 0.68, 0.72, 0.7] * 3, *[0.3] * 5)}, "red", "in steps 3-7"),
+    "length_runs_away": (
+        {"rollout/reply_tokens": curve(*[40.0] * 6, *[600.0] * 6), "rollout/success": curve(*[0.3] * 12)},
+        "red",
+        "longer",
+    ),
     "truncated_rising": ({"rollout/outcome/max_time": ramp(0.0, 0.9)}, "red", "max_time"),
     "invalid_rising": ({"rollout/invalid_call_rate": ramp(0.05, 0.45)}, "yellow", "invalid"),
     "logprob_gap": ({"train/logprob_gap": curve(0.001, 0.03)}, "yellow", "0.03"),
@@ -92,6 +108,59 @@ def test_equal_groups_are_explained_by_what_the_chains_reach(success: float, adv
 def test_a_solved_task_is_no_collapse() -> None:
     solved = {"rollout/success": curve(*[0.99] * 12)}
     assert warnings_of({**HEALTHY, **SICK["entropy_collapsed"][0], **solved}) == []
+
+
+def recorded_runs() -> list[Any]:
+    """The step series of the published runs, all of which learned."""
+    runs = []
+    for path in sorted(RESULTS.glob("qwen_*.json")) + sorted(RESULTS.glob("curves_*.json")):
+        for run in json.loads(path.read_text(encoding="utf-8"))["runs"]:
+            if run.get("steps"):
+                runs.append(pytest.param(run["steps"], id=f"{path.stem}-{run['name']}"))
+    return runs
+
+
+@pytest.mark.parametrize("steps", recorded_runs())
+def test_no_step_of_a_published_run_is_warned_of(steps: list[dict[str, float]]) -> None:
+    series: Series = {}
+    for row in steps[1:]:
+        for name in set(row) & set(WATCHED):
+            series.setdefault(name, []).append((int(row["step"]), row[name]))
+        assert warnings_of(series) == []
+
+
+def test_a_collapse_of_a_published_run_is_told_within_a_few_steps() -> None:
+    steps = json.loads((RESULTS / "qwen_webshop.json").read_text(encoding="utf-8"))["runs"][0]["steps"]
+    success = [(int(row["step"]), row["rollout/success"]) for row in steps[1:]]
+    for last in range(1, 8):
+        collapsing = [*success[:40], *((41 + at, 0.1) for at in range(last))]
+        if warned := warnings_of({"rollout/success": collapsing}):
+            break
+    assert [each.name for each in warned] == ["success_falls"]
+    assert last <= 4
+    assert dict(warned[0].evidence)["rollout/success"] < 0.5
+
+
+def test_noise_is_no_fall_and_steps_of_few_tasks_are_noisy() -> None:
+    for seed, tasks, share in itertools.product(range(20), (2, 16), (0.1, 0.5, 0.9)):
+        rng = random.Random(seed)
+        success = [sum(rng.random() < share for _ in range(tasks)) / tasks for _ in range(150)]
+        for last in range(10, 151, 5):
+            assert warnings_of({"rollout/success": curve(*success[:last])}) == []
+
+
+def test_replies_that_run_away_are_told_in_both_directions_unless_they_help() -> None:
+    flat, learned = {"rollout/success": curve(*[0.3] * 12)}, {"rollout/success": ramp(0.2, 0.7)}
+    for last, word in ((600, "longer"), (3, "shorter")):
+        lengths = {"rollout/reply_tokens": curve(*[60.0] * 6, *[float(last)] * 6)}
+        (warned,) = warnings_of({**HEALTHY, **flat, **lengths})
+        assert word in warned.text
+        assert warnings_of({**HEALTHY, **learned, **lengths}) == []
+
+
+def test_a_policy_that_learned_may_be_sure_of_itself() -> None:
+    sure = {"train/entropy": ramp(0.04, 0.002), "rollout/success": ramp(0.3, 0.7)}
+    assert warnings_of({**HEALTHY, **sure}) == []
 
 
 def test_a_reward_that_stays_is_told_after_enough_steps() -> None:

@@ -242,12 +242,18 @@ def print_result(console: Console, config: Config, result: TrainResult, sampler:
     print_profile(console, result.directory, sampler)
     other = "rloo" if config.algorithm != "rloo" else "grpo"
     name = f" run.name={config.run.name}-{other}" if config.run.name else ""
+    if result.stopped is not None:
+        console.print(result.stopped, highlight=False, soft_wrap=True)
     console.print(f"run folder: {result.directory}", highlight=False, soft_wrap=True)
+    evaluated = str(result.directory)
+    if result.best is not None:
+        console.print(f"best checkpoint: {result.best}", highlight=False, soft_wrap=True)
+        evaluated += f" --model {result.directory / 'checkpoints' / 'best'}"
     console.print("try next:", style="bold")
     for line in (
         f"agentfly view {result.directory.parent}",
         f"agentfly show {result.directory} --limit 3",
-        f"agentfly eval {result.directory} --chains 4",
+        f"agentfly eval {evaluated} --chains 4",
         f"agentfly train {result.directory} algorithm={other}{name}",
     ):
         console.print(f"  {line}", highlight=False, soft_wrap=True)

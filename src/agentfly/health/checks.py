@@ -16,7 +16,7 @@ from ..build import build_tasks
 from ..engines import engine_options
 from ..errors import ConfigError
 from ..protocols import GroupResult
-from ..runs.checkpoints import STATE, broken_files
+from ..runs.checkpoints import STATE, broken_files, step_of
 from ..training.draws import TaskDraws
 from ..training.evidence import format_of, gap_limit
 from ..types import Outcome, Task
@@ -335,7 +335,7 @@ def _checkpoints(run: Run, check: Check) -> str:
         files = broken_files(path)
         if files and path.exists():  # the trainer may have removed an old one meanwhile
             check.add(f"{path.name}: missing or altered: {', '.join(files[:3])}")
-        step = int(path.name.removeprefix(".").removesuffix(".replaced").rpartition("-")[2])
+        step = step_of(path)
         if step and run.steps and step not in run.metrics:
             check.add(f"{path.name} is of a step that the store does not have")
         elif not files and (path / STATE).is_file():

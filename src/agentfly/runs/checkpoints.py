@@ -6,6 +6,7 @@
     .step-000020.replaced    the former step-000020 while a new one takes its name; counts as step-000020 if that is missing
     .step-000010.removing    an old one while it is removed
     step-000020.broken       did not match its manifest when a run was resumed
+    best                     a link to the checkpoint with the best validation (`train.keep_best`), which is never removed
 
 Renaming a folder is atomic, so a kill at any moment leaves the newest finished checkpoint intact. `sweep` removes what a
 killed process left behind. A checkpoint that does not match its manifest is not loaded.
@@ -32,13 +33,14 @@ STATE = "trainer.pt"
 SHARDS = "shards"
 """The folder with one file per rank, if the learner was sharded."""
 PREFIX = "step-"
+BEST = "best"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def write_checkpoint(folder: Path, step: int, write: Callable[[Path], None], keep: int) -> Path:
-    """Let `write` fill `folder/step-N`, and remove all but the newest `keep` checkpoints. Raises StorageError.
+def write_checkpoint(folder: Path, step: int, write: Callable[[Path], None], keep: int, best: bool = False) -> Path:
+    """Let `write` fill `folder/step-N`, and remove all but the newest `keep` checkpoints and the best. Raises StorageError.
 
-    An older checkpoint of the same step stays until the new one is complete.
+    An older checkpoint of the same step stays until the new one is complete. `best`: it is the best one from now on.
     """
     final = folder / f"{PREFIX}{step:06d}"
     temporary = folder / f".{final.name}.writing"
@@ -53,8 +55,33 @@ def write_checkpoint(folder: Path, step: int, write: Callable[[Path], None], kee
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+        if best:
+            mark_best(folder, step)
         _rotate(folder, step, keep)
     return final
+
+
+def mark_best(folder: Path, step: int) -> None:
+    """Let the link `best` name the checkpoint of this step. Raises StorageError."""
+    link, temporary = folder / BEST, folder / f".{BEST}.writing"
+    with _storage_errors(folder, "the link to the best checkpoint"):
+        _remove(temporary)
+        temporary.symlink_to(f"{PREFIX}{step:06d}")
+        if not link.is_symlink():  # a copy of the run's folder may hold a copy of the checkpoint
+            _remove(link)
+        os.replace(temporary, link)
+
+
+def best_checkpoint(folder: Path) -> Path | None:
+    """Returns the checkpoint that the link `best` names; None if there is none."""
+    link = folder / BEST
+    path = folder / os.readlink(link) if link.is_symlink() else link
+    return path if CHECKPOINT.fullmatch(path.name) and path.is_dir() else None
+
+
+def step_of(checkpoint: Path) -> int:
+    """Returns the step of a checkpoint that `list_checkpoints` or `best_checkpoint` returns."""
+    return int(checkpoint.name.rpartition("-")[2].split(".")[0])
 
 
 def staging_folder(folder: Path, step: int) -> Path:
@@ -218,10 +245,12 @@ def _put(temporary: Path, final: Path) -> None:
 
 
 def _rotate(folder: Path, step: int, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints up to this step. One of a later step is not counted as new."""
-    finished = [path for path in list_checkpoints(folder) if int(path.name.rpartition("-")[2].split(".")[0]) <= step]
+    """Remove all but the best and the newest `keep` checkpoints up to this step. One of a later step is not counted as new."""
+    finished = [path for path in list_checkpoints(folder) if step_of(path) <= step]
+    best = best_checkpoint(folder)
     for old in finished[:-keep]:
-        discard(old)
+        if old != best:
+            discard(old)
 
 
 def _remove(path: Path) -> None:

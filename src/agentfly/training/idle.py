@@ -1,4 +1,4 @@
-"""Steps in which nothing is learned, and settings that cannot act: how many there are, and why.
+"""Steps in which nothing is learned, validations that do not improve, and settings that cannot act: how many, and why.
 
 Such a run looks like any other in its log: chains are sampled, scored and stored. `IdleSteps` finds the cause in the chains and
 returns a sentence for the screen; `without_effect` finds it in the config.
@@ -13,11 +13,16 @@ from typing import Any
 from ..config import Config
 from ..engines import engine_options
 from ..learn.algorithms import ALGORITHMS, find_algorithm
+from ..runs.compare import paired_test
 from ..types import Outcome, Trajectory
+from ..watch.metrics import is_success
 
 FIRST = 3
 """Consecutive idle steps before the first sentence; the next ones follow after 10, 30, 100, ..."""
 _TOLD = frozenset((FIRST, *(10**power * first for power in range(1, 7) for first in (1, 3))))
+
+MIN_TASKS = 6
+"""With fewer tasks a paired test over them cannot find a difference: of five that all differ, p is 0.06."""
 
 
 class IdleSteps:
@@ -99,11 +104,52 @@ def _tokens(trajectory: Trajectory) -> tuple[int, ...]:
     return tuple(token for turn in trajectory.turns for token in turn.completion.token_ids)
 
 
-def without_effect(config: Config, chain_timeout_s: float | None = None, exact: bool | None = None) -> list[str]:
+class Plateau:
+    """Counts the validations that are not better than the last one that was (`train.stop_after`).
+
+    Better: success or reward is higher, and the paired permutation test over tasks finds such a difference by chance in fewer
+    than 5 % of cases. `state` is that of a checkpoint.
+    """
+
+    def __init__(self, limit: int, state: Mapping[str, Any] | None = None) -> None:
+        self.limit = limit
+        self.state: dict[str, Any] = dict(state or {"step": 0, "count": 0, "values": {}})
+
+    def add(self, step: int, values: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
+        """Add a validation: the values of each task by figure, as `task_values` returns them."""
+        best = self.state["values"]
+        tests = [test for name in best if (test := paired_test(best[name], values[name])) is not None]
+        if not best or any(test.difference > 0 and test.p_permutation < 0.05 for test in tests):
+            self.state = {"step": step, "count": 0, "values": values}
+        elif any(test.num_tasks >= MIN_TASKS for test in tests):
+            self.state = {**self.state, "count": self.state["count"] + 1}
+
+    @property
+    def reason(self) -> str | None:
+        """Why the run ends; None if it goes on."""
+        count, step = self.state["count"], self.state["step"]
+        if not self.limit or count < self.limit:
+            return None
+        return f"none of the last {count} validations was better than that of step {step}, by a paired test (train.stop_after)"
+
+
+def task_values(trajectories: Sequence[Trajectory], num_chains: int, success_at: float) -> dict[str, dict[str, list[float]]]:
+    """The success and the reward of the scored chains of each held-out task, by its position."""
+    scored = [(str(at // num_chains), each) for at, each in enumerate(trajectories) if each.scored]
+    values: dict[str, dict[str, list[float]]] = {"success": {}, "reward": {}}
+    for task, trajectory in scored:
+        values["success"].setdefault(task, []).append(float(is_success(trajectory, success_at)))
+        values["reward"].setdefault(task, []).append(trajectory.total_reward)
+    return values
+
+
+def without_effect(
+    config: Config, chain_timeout_s: float | None = None, exact: bool | None = None, num_held_out: int | None = None
+) -> list[str]:
     """Returns a sentence about each group of settings that differ from their defaults and cannot act in this run.
 
     `chain_timeout_s` is the agent's, and `exact` says whether its engine samples with the learner's own weights and kernels;
-    None: as the config describes it.
+    None: as the config describes it. `num_held_out` is the number of held-out rows, if it is known.
     """
     algorithm, loss, train, rollout = find_algorithm(config.algorithm), config.loss, config.train, config.rollout
     chain_s = config.agent.chain_timeout_s if chain_timeout_s is None else chain_timeout_s
@@ -125,6 +171,13 @@ def without_effect(config: Config, chain_timeout_s: float | None = None, exact: 
         ("loss.value_clip", once, "values change only in the one optimizer step of the critic: set train.critic_minibatches"),
         ("train.total_steps", train.schedule == "constant", "the learning rate is constant: set train.schedule"),
         ("train.warmup_steps", train.warmup_steps > train.steps, "the run ends before the learning rate has reached train.lr"),
+        ("train.keep_best train.stop_after", num_held_out != 0 and not train.validate_every,
+         "nothing is validated before the end: set train.validate_every"),
+        ("train.keep_best", num_held_out == 0, "there are no held-out rows: set data.validation"),
+        ("train.stop_after", num_held_out is not None and num_held_out < MIN_TASKS,
+         f"a paired test needs {MIN_TASKS} held-out rows or more: set data.validation"),
+        ("train.stop_after", train.validate_every > 0 and train.steps <= train.stop_after * train.validate_every,
+         "the run has no more validations than that: lower train.validate_every"),
         ("rollout.turn_timeout_s", (rollout.turn_timeout_s or 0.0) >= chain_s, "agent.chain_timeout_s ends the chain first"),
         ("data.holdout", all(part.validation is not None for part in parts), "data.validation names the held-out rows"),
         ("data.shuffle", ordered, "data.sampler chooses the order of the rows"),

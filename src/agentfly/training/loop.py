@@ -29,13 +29,14 @@ from ..display import Displayed, data_frame, run_html
 from ..errors import AgentFlyError
 from ..protocols import GroupResult, PreparedEngine, RecordingLearner
 from ..rollout import Group, GroupStream, Pace, Plan, as_groups, most_in_flight, watchdog
+from ..runs.checkpoints import best_checkpoint
 from ..types import Completion, TokenRecord, Trajectory
 from ..watch.held_out import interval_text, left_out
 from ..watch.metrics import is_success, rollout_metrics, source_metrics
 from .cluster.status import cluster_metrics, publish_status
 from .draws import fingerprint
 from .evaluation import Evaluation, validate
-from .idle import IdleSteps
+from .idle import IdleSteps, Plateau, task_values
 from .parts import RunParts, open_rollout
 from .saving import finish, finish_in_thread
 from .start import Start, describe_run
@@ -47,7 +48,11 @@ LOOK_S = 0.5
 
 @dataclass(slots=True, repr=False)
 class TrainResult(Displayed):
-    """The run's folder and results. `before` and `after` are validations; `history` has one row per step."""
+    """The run's folder and results. `before` and `after` are validations; `history` has one row per step.
+
+    `checkpoint` is the newest one, `best` that with the best validation (`train.keep_best`). `stopped`
+    says why the run ended before its last step (`train.stop_after`).
+    """
 
     directory: Path
     steps: int
@@ -56,6 +61,8 @@ class TrainResult(Displayed):
     history: list[dict[str, float]] = field(default_factory=list, repr=False)
     sample: Trajectory | None = None
     checkpoint: Path | None = None
+    best: Path | None = None
+    stopped: str | None = None
 
     def to_pandas(self) -> Any:
         """The history as a pandas.DataFrame: a row per step, a column per metric. Raises MissingExtra."""
@@ -74,7 +81,7 @@ class TrainResult(Displayed):
         held = [(name, self.before.get(name), self.after.get(name)) for name in names]
         return run_html(
             repr(self).strip("<>"),
-            {"steps": self.steps, "folder": self.directory, "checkpoint": self.checkpoint},
+            {"steps": self.steps, "folder": self.directory, "checkpoint": self.checkpoint, "best": self.best},
             {"reward/mean": [row.get("reward/mean", math.nan) for row in self.history]},
             {"held-out tasks": (("metric", "before", "after"), held)},
             self.sample,
@@ -95,6 +102,7 @@ class Trainer:
         )
         self.sound = True  # False while the weights are changed and not yet checked
         self.idle = IdleSteps()
+        self.plateau = Plateau(self.config.train.stop_after, start.plateau)
         assert plan.admission is not None
         plan.admission.advance(start.step)
         self.stream = self._open_stream(start.draws)
@@ -137,11 +145,14 @@ class Trainer:
             await self._validate_once()  # it may have been stopped in this validation
         await self._ask_probe()
         self.breakdown.begin()
-        while self.step < settings.steps:
+        while self.step < settings.steps and self.plateau.reason is None:
             metrics = await self._step()
             self.result.history.append(metrics)
             self.result.steps = self.step
         await self._validate_once()
+        if self.step < settings.steps and (reason := self.plateau.reason) is not None:
+            self.result.stopped = f"the run ends after step {self.step} of {settings.steps}: {reason}"
+            self.observe.note(self.result.stopped)
 
     async def _validate_once(self) -> None:
         if not self.result.after:
@@ -281,7 +292,7 @@ class Trainer:
             await self.saver.wait()
             newest = f"the newest checkpoint is {self.saver.newest}" if self.saver.newest else "there is no checkpoint"
             self.observe.note(f"step {self.step + 1} failed after its update had begun, so it is not saved; {newest}.")
-        self.result.checkpoint = self.saver.newest
+        self.result.checkpoint, self.result.best = self.saver.newest, best_checkpoint(self.saver.folder)
 
     @asynccontextmanager
     async def _environments_shown(self) -> AsyncIterator[None]:
@@ -375,6 +386,11 @@ class Trainer:
             success_at=self.config.agent.success_at,
             on_trajectory=lambda _: self.observe.advance(next(count)),
         )
+        if settings.stop_after:
+            values = task_values(evaluation.trajectories, settings.validate_chains, self.config.agent.success_at)
+            self.plateau.add(self.step, values)
+        if self.step:
+            self.saver.validated(self.step, evaluation.metrics)
         self.observe.log_chains(evaluation.trajectories, "validation", self.step)
         await self.writer.add_trajectories(self.step, "validation", evaluation.trajectories, replace=True)
         self.result.sample = next((t for t in evaluation.trajectories if t.trainable), None)
@@ -392,6 +408,7 @@ class Trainer:
             "step": self.step, "learner": self.learner.state_dict(), "cursor": self.parts.draws.state(),
             "stream": self.stream.state(), "tasks": dict(self.ledger.groups), "before": self.result.before,
             "opening": self.opening, "validation": fingerprint(self.parts.validation_tasks), "random": random_state(),
+            "plateau": self.plateau.state,
         }  # fmt: skip
 
 

@@ -97,7 +97,7 @@ def open_parts(
     breakdown = Breakdown(engine.stats, writer, observe)
     plan = build_plan(config, agent, breakdown.activities)
     observe.note(f"learner: {learner.path}; seed {config.seed}, {threads} threads on {engine.model.device}")
-    for idle in without_effect(config, plan.limits.chain_timeout_s, exact):
+    for idle in without_effect(config, plan.limits.chain_timeout_s, exact, len(validation)):
         observe.note(f"warning: {idle}")
     if config.data.sources or draws.learns:
         for sentence in draws.describe():

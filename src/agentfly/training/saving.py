@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 from ..aio.threads import WorkerThread
 from ..config import TrainSettings
 from ..errors import AgentFlyError, StorageError
-from ..runs.checkpoints import STATE, staging_folder, write_checkpoint
+from ..runs.checkpoints import STATE, mark_best, staging_folder, write_checkpoint
 
 MEMORY_SHARE = 0.5
 """A copy takes at most this share of the memory that is available."""
@@ -48,6 +49,9 @@ class Saver:
         self.model = model
         self.newest: Path | None = None
         self.saved_step: int | None = None
+        # Step and figures of the best validation, which may still have to be saved, and of the one that `best` names.
+        self._best: tuple[int, tuple[float, float]] | None = None
+        self._linked: tuple[int, tuple[float, float]] | None = None
         self._before_write = before_write
         self._snapshot = snapshot
         # Read once: a tokenizer that chains use must not be saved in another thread at the same time.
@@ -60,9 +64,25 @@ class Saver:
         """The run was resumed from this checkpoint, so its step needs no other."""
         self.saved_step, self.newest = step, checkpoint
 
+    def validated(self, step: int, metrics: Mapping[str, float], *, linked: bool = False) -> None:
+        """A validation has ended. The checkpoint of its step is to be kept as the best if no earlier one was better.
+
+        Success decides, then reward. `linked`: the link `best` names this step.
+        """
+        figures = metrics.get("validation/success", math.nan), metrics.get("validation/reward", 0.0)
+        if self.settings.keep_best and math.isfinite(figures[0]) and (self._best is None or figures >= self._best[1]):
+            self._best = (step, figures)
+            if linked:
+                self._linked = self._best
+
+    def _is_best(self, step: int) -> bool:
+        return self._best is not None and self._best[0] == step
+
     def due(self, step: int) -> bool:
-        """Whether to save after this step: `save_every` steps, or `save_every_s` seconds since the last save."""
+        """Whether to save after this step: the best, `save_every` steps, or `save_every_s` seconds since the last save."""
         settings = self.settings
+        if self._is_best(step):
+            return True
         if settings.save_every and step % settings.save_every == 0:
             return True
         idle = self._writing is None or self._writing.done()
@@ -78,7 +98,7 @@ class Saver:
         try:
             tree = await self._tree(step, state)
         except StorageError as error:
-            self.warn(f"{error}. Training goes on")
+            self._not_saved(error)
             return
         copied = num_bytes(tree) <= MEMORY_SHARE * available_memory()
         if copied:  # of a sharded learner the rest of the state: `snapshot` has copied the shards
@@ -95,6 +115,8 @@ class Saver:
         await self.wait()
         if self.saved_step != step:
             await self._write(step, await self._tree(step, state))
+        elif self._is_best(step):  # it was saved before it was validated
+            mark_best(self.folder, step)
 
     async def _tree(self, step: int, state: dict[str, Any]) -> dict[str, Any]:
         """Returns what is written: the weights, or a function that writes those of all ranks, and the state."""
@@ -118,15 +140,20 @@ class Saver:
         try:
             await self._write(step, tree)
         except AgentFlyError as error:
-            self.warn(f"{error}. Training goes on")
+            self._not_saved(error)
+
+    def _not_saved(self, error: AgentFlyError) -> None:
+        self._best = self._linked
+        self.warn(f"{error}. Training goes on")
 
     async def _write(self, step: int, tree: dict[str, Any]) -> None:
         if self._thread is None:
             self._thread = WorkerThread("save")
-        self.newest = await self._thread.run(partial(self._write_files, step, tree))
-        self.saved_step = step
+        best = self._best if self._is_best(step) else None
+        self.newest = await self._thread.run(partial(self._write_files, step, tree, best is not None))
+        self.saved_step, self._linked = step, best or self._linked
 
-    def _write_files(self, step: int, tree: dict[str, Any]) -> Path:
+    def _write_files(self, step: int, tree: dict[str, Any], best: bool) -> Path:
         from ..learn.model.storage import save_checkpoint_model, save_state
 
         def write(folder: Path) -> None:
@@ -140,7 +167,7 @@ class Saver:
 
         with contextlib.suppress(StorageError):  # the weights are worth more; the run stops at the next record it cannot write
             self._before_write()
-        return write_checkpoint(self.folder, step, write, self.settings.keep_checkpoints)
+        return write_checkpoint(self.folder, step, write, self.settings.keep_checkpoints, best)
 
 
 def _files_of(tokenizer: Any) -> dict[str, bytes]:

@@ -9,7 +9,17 @@ from typing import Any
 from ..errors import ConfigError
 from ..learn.algorithms import find_algorithm, reference_of
 from ..runs import RunDirectory
-from ..runs.checkpoints import STATE, discard, find_checkpoint, list_checkpoints, set_aside, sweep, why_broken
+from ..runs.checkpoints import (
+    STATE,
+    best_checkpoint,
+    discard,
+    find_checkpoint,
+    list_checkpoints,
+    set_aside,
+    step_of,
+    sweep,
+    why_broken,
+)
 from ..watch.observers import Observer
 from .draws import fingerprint
 from .evidence import HALF
@@ -21,6 +31,7 @@ class Start:
     """The step after which a run goes on. `opening` are metrics from before the first step; `before` and `after` validations.
 
     `draws` are the groups that a resumed run draws again. `recorded` is what the store holds of the step.
+    `plateau` is the state of `idle.Plateau`.
     """
 
     step: int = 0
@@ -30,6 +41,7 @@ class Start:
     after: dict[str, float] = field(default_factory=dict)
     draws: dict[str, Any] | None = None
     recorded: dict[str, float] = field(default_factory=dict)
+    plateau: dict[str, Any] | None = None
 
 
 def find_start(directory: RunDirectory, *, resumes: bool, observe: Observer) -> Path | None:
@@ -86,6 +98,11 @@ def resume(parts: RunParts, checkpoint: Path) -> Start:
     validations = {name: value for name, value in recorded[step].items() if name.startswith("validation/")}
     first = {name: value for name, value in recorded[0].items() if name.startswith("validation/")}
     parts.saver.loaded(step, checkpoint)
+    best = best_checkpoint(parts.directory.checkpoints)
+    if same_validation and best is not None:
+        parts.saver.validated(step_of(best), recorded.get(step_of(best), {}), linked=True)
+    if same_validation:
+        parts.saver.validated(step, recorded[step])
     parts.engine.publish(parts.learner.version)
     parts.observe.note(f"resumed at step {step} from {checkpoint}")
     if not same_order:
@@ -95,14 +112,17 @@ def resume(parts: RunParts, checkpoint: Path) -> Start:
         parts.observe.note("the validation rows are not those of the saved run: their figures cannot be compared")
     draws = state.get("stream") if same_order else None
     after = validations if same_validation and step else {}
-    return Start(step, checkpoint, opening, before or first, after, draws, recorded[step])
+    plateau = state.get("plateau") if same_validation else None
+    return Start(step, checkpoint, opening, before or first, after, draws, recorded[step], plateau)
 
 
 def _restore_records(parts: RunParts, step: int) -> dict[int, dict[str, float]]:
-    """Drop the records of later steps; the ledger goes on from the rest. Returns those of step 0 and of this one."""
+    """Drop the records of later steps; the ledger goes on from the rest. Returns those of step 0, this one and the best."""
     parts.observe.truncate_after(step)
     rows = parts.writer.store.metrics()
-    recorded = {at: {row.name: row.value for row in rows if row.step == at} for at in (0, step)}
+    best = best_checkpoint(parts.directory.checkpoints)
+    steps = {0, step} if best is None else {0, step, step_of(best)}
+    recorded = {at: {row.name: row.value for row in rows if row.step == at} for at in steps}
     parts.ledger.first_gap = next((row.value for row in rows if row.name == "train/logprob_gap"), None)
     if step:
         parts.ledger.adam_steps = recorded[step].get("train/adam_steps")

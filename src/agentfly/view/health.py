@@ -49,9 +49,9 @@ PROMISES = {
 NEEDED = (
     "ledger/drawn", "ledger/trained", "ledger/filtered", "ledger/failed", "ledger/in_flight", "ledger/probe_gap",
     "handover/gap", "train/logprob_gap", "train/entropy", "train/idle_steps", "train/grad_norm", "train/lag_max",
-    "train/skipped", "reward/mean", "rollout/success", "rollout/invalid_call_rate", "rollout/chains", "rollout/trainable",
-    "rollout/outcome/max_tokens", "rollout/outcome/max_turns", "rollout/outcome/max_time", "rollout/outcome/world_failure",
-    "rollout/outcome/tool_error", "rollout/outcome/cancelled",
+    "train/skipped", "reward/mean", "rollout/success", "rollout/invalid_call_rate", "rollout/reply_tokens", "rollout/chains",
+    "rollout/trainable", "rollout/outcome/max_tokens", "rollout/outcome/max_turns", "rollout/outcome/max_time",
+    "rollout/outcome/world_failure", "rollout/outcome/tool_error", "rollout/outcome/cancelled",
 )  # fmt: skip
 TOLD_EVENTS = (
     "note", "stopped", "chain_failed", "check_failed", "environment_failed", "environment_recycled", "environment_reaped",

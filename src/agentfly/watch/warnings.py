@@ -22,7 +22,7 @@ WATCHED = (
     "rollout/invalid_call_rate", "rollout/outcome/max_tokens", "rollout/outcome/max_turns", "rollout/outcome/max_time",
     "rollout/outcome/world_failure", "rollout/outcome/tool_error", "rollout/outcome/cancelled", "train/entropy",
     "train/logprob_gap", "train/idle_steps",
-    "train/grad_norm", "reward/mean", "time/stalls_s", "time/step_s", "time/environments_s",
+    "train/grad_norm", "reward/mean", "rollout/reply_tokens", "time/stalls_s", "time/step_s", "time/environments_s",
 )  # fmt: skip
 """The metrics that warnings are made from."""
 OFTEN = 200
@@ -75,6 +75,17 @@ class _Facts:
         values = self.values(name)
         return (fmean(values[:RECENT]), fmean(values[-RECENT:])) if len(values) >= MIN_STEPS else None
 
+    def noise(self, name: str) -> float:
+        """The standard error of a difference of two means of RECENT steps, from the differences of neighbouring steps."""
+        squares = [(later - earlier) ** 2 for earlier, later in pairwise(self.values(name))]
+        return math.sqrt(fmean(squares) / RECENT) if squares else 0.0
+
+    def learns(self) -> bool:
+        """Whether success has risen since the first steps by more than noise, or is nearly full."""
+        means, success = self.change("rollout/success"), self.now("rollout/success")
+        risen = means is not None and means[1] - means[0] > max(2 * self.noise("rollout/success"), 0.02)
+        return risen or (success is not None and success >= 0.95)
+
     def per_step(self, name: str) -> list[float]:
         """The growth of a count in the newest steps."""
         return [later - earlier for earlier, later in pairwise([0.0, *self.values(name)])][-RECENT:]
@@ -114,20 +125,66 @@ def groups_equal(facts: _Facts) -> Warned | None:
 
 
 def entropy_collapsed(facts: _Facts) -> Warned | None:
-    """The policy has become nearly deterministic before it has learned the task."""
-    means, success = facts.change("train/entropy"), facts.now("rollout/success")
-    if means is None or (success is not None and success >= 0.95):
+    """The policy has become nearly deterministic without having learned the task."""
+    means = facts.change("train/entropy")
+    if means is None or facts.learns():
         return None
     first, last = means
-    if not (last < 0.1 * first or last < 0.01):
+    if not last < max(0.1 * first, min(0.01, 0.5 * first)):
         return None
     return Warned(
         "entropy_collapsed",
         "red",
-        f"the policy's entropy has fallen from {first:.3g} to {last:.3g} nats: all chains of a task become the same",
+        f"the policy's entropy has fallen from {first:.3g} to {last:.3g} nats, and success has not risen: all chains of a task "
+        "become the same",
         ("lower train.lr", "raise loss.clip_high or set loss.entropy_coef", "raise sampling.temperature", "set loss.kl_coef"),
         (("train/entropy", last),),
         facts.step("train/entropy"),
+    )
+
+
+def success_falls(facts: _Facts) -> Warned | None:
+    """The policy has lost what it had learned."""
+    values, name = facts.values("rollout/success"), "rollout/success"
+    if len(values) < 2 * RECENT:
+        return None
+    means = [fmean(values[at : at + RECENT]) for at in range(len(values) - RECENT + 1)]
+    best, now = max(means), means[-1]
+    if now > best * 2 / 3 or best - now < max(5 * facts.noise(name), 0.05):
+        return None
+    steps = [step for step, _ in facts.series[name]][means.index(best) :][:RECENT]
+    return Warned(
+        "success_falls",
+        "red",
+        f"success has fallen to {now:.0%}, from {best:.0%} in steps {steps[0]}-{steps[-1]}, which is more than noise",
+        (
+            "go back to a checkpoint of before (train.keep_best keeps the best one) and lower train.lr",
+            "set loss.kl_coef, or train.max_grad_norm lower",
+            "look at chains of now and of then (`agentfly show`); a data.sampler that draws harder tasks lowers success, too",
+        ),
+        ((name, now),),
+        facts.step(name),
+    )
+
+
+def length_runs_away(facts: _Facts) -> Warned | None:
+    """Replies have become far longer or far shorter, and this has not helped."""
+    means = facts.change("rollout/reply_tokens")
+    if means is None or facts.learns() or not any(facts.values("reward/mean")):  # a teacher may reply at another length
+        return None
+    first, last = means
+    if first / 4 <= last <= 4 * first:
+        return None
+    longer = ("lower sampling.max_tokens, or reward short replies", 'set loss.truncated = "mask"', "lower train.lr")
+    shorter = ("look at the replies: does the reward pay for an early end?", "lower train.lr", "set loss.kl_coef")
+    return Warned(
+        "length_runs_away",
+        "red",
+        f"replies have become {'longer' if last > first else 'shorter'}: {first:.0f} to {last:.0f} tokens, "
+        "and success has not risen",
+        longer if last > first else shorter,
+        (("rollout/reply_tokens", last),),
+        facts.step("rollout/reply_tokens"),
     )
 
 
@@ -301,6 +358,6 @@ def gradient_spikes(facts: _Facts) -> Warned | None:
 
 
 RULES: tuple[Rule, ...] = (
-    groups_equal, entropy_collapsed, truncated_rising, invalid_rising, logprob_gap, nothing_learned, lost_chains, stalled,
-    waits_for_environments, gradient_spikes,
+    groups_equal, entropy_collapsed, success_falls, length_runs_away, truncated_rising, invalid_rising, logprob_gap,
+    nothing_learned, lost_chains, stalled, waits_for_environments, gradient_spikes,
 )  # fmt: skip
