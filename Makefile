@@ -25,7 +25,7 @@ setup: $(STAMP) ## create .venv and install the package and its tools into it
 quickstart: $(STAMP) ## train the bundled model on a multi-turn tool task (a few minutes on two cores, setup included)
 	$(BIN)/agentfly train recipes/quickstart.toml
 
-test-fast: $(STAMP) ## run the tests that need no training and no documentation (a few minutes on two cores)
+test-fast: $(STAMP) ## run the tests that need no training and no documentation (a minute and a half on two cores)
 	$(RUN_TESTS) --fast
 
 test: $(STAMP) ## run all tests (AGAIN=1: failed ones once more, alone; WORKERS=8: more processes; TIMES=1: tests/times.md)
