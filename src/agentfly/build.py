@@ -216,7 +216,7 @@ def build_tasks(
 def _of_source(source: DataSource, tasks: Sequence[Task]) -> list[Task]:
     """The tasks with the name of their source, which is a field of those that have no field `source`.
 
-    Rows without an id of their own have their number as id: the name before it makes it unique.
+    A row without the field `id` has its number as id, as rows of other sources do: the name of the source precedes it.
     """
     name = source.name
     return [

@@ -93,7 +93,7 @@ class DataSettings:
             return [DataSource(None, 1.0, self)]
         for key in ("train", "validation"):
             if getattr(self, key):
-                raise ConfigError(f"data.{key} and data.sources exclude each other: put the rows into a source of their own")
+                raise ConfigError(f"data.{key} and data.sources cannot both be set: move the rows of data.{key} into a source")
         return [self._part(name, table) for name, table in self.sources.items()]
 
     def _part(self, name: str, table: Mapping[str, Any]) -> DataSource:

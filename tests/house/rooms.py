@@ -49,7 +49,7 @@ ROOMS = {
     "rollout": Room(7, 1_241),
     "agents": Room(8, 610),
     "envs": Room(8, 10_430),
-    "learn": Room(8, 5_791),
+    "learn": Room(8, 5_792),
     "runs": Room(8, 3_066),
     "pocket": Room(9, 260),
     "watch": Room(9, 2_168),

@@ -276,8 +276,8 @@ def test_draws_of_sources_go_on_exactly() -> None:
         ({"sources": {"a": {**ONE, "holdout": 3}}}, "data.sources.a.holdout must be a number above 0 and below 1, not 3"),
         ({"sources": {"a/b": ONE}}, "the name of a source has letters, digits, _ and - only"),
         ({"sources": {"a": "arithmetic"}}, "data.sources.a must be a table"),
-        ({"sources": {"a": ONE}, "train": "code"}, "data.train and data.sources exclude each other"),
-        ({"sources": {"a": ONE}, "validation": "x.json"}, "data.validation and data.sources exclude each other"),
+        ({"sources": {"a": ONE}, "train": "code"}, "data.train and data.sources cannot both be set"),
+        ({"sources": {"a": ONE}, "validation": "x.json"}, "data.validation and data.sources cannot both be set"),
     ],
 )
 def test_a_source_that_is_wrong_is_one_sentence(tree: dict[str, Any], sentence: str) -> None:

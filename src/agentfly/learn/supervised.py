@@ -8,6 +8,7 @@ another loss for the same rows.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
@@ -30,7 +31,7 @@ from .settings import OptimSettings
 Item = TypeVar("Item")
 
 
-class RowLearner(Generic[Item]):
+class RowLearner(ABC, Generic[Item]):
     """Trains one model on items of one or more rows, with a loss of the log-probs of their masked tokens."""
 
     def __init__(
@@ -58,16 +59,16 @@ class RowLearner(Generic[Item]):
         """Number of updates so far."""
         return self._version
 
+    @abstractmethod
     def rows_of(self, item: Item) -> Sequence[Sample]:
         """Returns the rows of an item."""
-        raise NotImplementedError
 
+    @abstractmethod
     def slopes(self, rows: Rows, items: Sequence[Item], members: Sequence[int], totals: Totals) -> tuple[Tensor, float]:
         """Returns the derivative of the loss of some items by each log-prob, and the loss minus slopes x log-probs.
 
         `members` are the rows of the items. The loss of micro batches is then a sum, however they divide the rows.
         """
-        raise NotImplementedError
 
     def update(self, items: Sequence[Item]) -> dict[str, float]:
         """Take epochs x minibatches optimizer steps on these items. Returns metrics."""

@@ -229,7 +229,7 @@ def _memory(config: Config, shape: ModelShape, layout: Layout, cache_tokens: flo
 
 
 def _reference(config: Config) -> bool | ModelShape:
-    """The shape of a reference that is a model of its own; else whether there is one."""
+    """The shape of the model that `loss.reference` loads; otherwise, whether a copy of the first weights is kept."""
     name = config.loss.reference
     if not config.loss.kl_coef or name is None or name == config.agent.model:
         return config.loss.kl_coef > 0

@@ -1,4 +1,4 @@
-"""Opens the reference of the KL term from a model of its own: a teacher, or an earlier checkpoint.
+"""Loads the reference model of the KL term: a teacher, or an earlier checkpoint.
 
 Only the log-probs of the policy's sampled ids are taken from it, so both models must read these ids as the same text.
 """
