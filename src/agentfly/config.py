@@ -375,6 +375,8 @@ class Config:
             raise ConfigError("agent.engine.api_key would be written to the run's folder: set OPENAI_API_KEY instead")
         config = dataclasses.replace(config, loss=algorithm.settings(loss))
         config.loss.check_lag(config.rollout.max_lag)
+        if config.loss.turn_credit and config.agent.max_turns == 1:
+            raise ConfigError("loss.turn_credit has no effect with agent.max_turns = 1: allow more turns, or remove it")
         algorithm.check_reference(config.loss)
         if config.backend != "verl" and (changed := _changed(config.verl)):
             raise ConfigError(f'verl.{changed[0]} has no effect without backend = "verl": set that, or remove it')

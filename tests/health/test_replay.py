@@ -36,13 +36,17 @@ SOUND: dict[str, dict[str, Any]] = {
     "older keys and values kept": {"at_update": "keep", **LAG},
     "older keys and values kept, no correction": {"at_update": "keep", "loss": {"correction": "off"}, **LAG},
     "gigpo": {"algorithm": "gigpo"},
+    "ppo with a shared critic, credit per turn": {
+        "algorithm": "ppo", "loss": {"critic": "shared", "turn_credit": True, "gamma": 0.9, "lam": 0.8},
+    },
+    "grpo, credit per turn": {"loss": {"turn_credit": True, "gamma": 0.9}},
     "opo, a schedule": {"algorithm": "opo", "agent": RAGGED, "train": {"warmup_steps": 2, "schedule": "cosine"}},
     "reinforce++": {"algorithm": "reinforce++", "agent": RAGGED},
     "reinforce++ with a baseline": {"algorithm": "reinforce++_baseline", "agent": RAGGED},
     "the rate that follows from the model": {"lr": None, "lora": {"rank": 4}},
     "a rate below the rounding of the weights": {"lr": 1e-15},
     "bfloat16": {"agent": {"engine": {"kind": "local", "dtype": "bfloat16"}}},
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -491,6 +491,7 @@ TABLE: dict[str, KeyRule] = {
     "loss.correction": made("algorithm.rollout_correction.rollout_is", correction),
     "loss.correction_cap": made("algorithm.rollout_correction.rollout_is_threshold", lambda value, job: {}),
     "loss.truncated": refused("verl trains truncated chains: leave it at train"),
+    "loss.turn_credit": refused("verl discounts per token and compares whole chains"),
     "loss.gamma": to("algorithm.gamma"),
     "loss.lam": to("algorithm.lam"),
     "loss.critic": refused("verl's critic is a separate model: leave it at copy"),

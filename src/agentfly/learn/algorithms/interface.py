@@ -231,6 +231,10 @@ class Algorithm:
             )
         if "sequence_divisor" in given and made.aggregation != "sequence_sum":
             raise ConfigError('loss.sequence_divisor is only used by loss.aggregation = "sequence_sum"')
+        if "gamma" in given and self.needs_group and "turn_credit" in self.reads and not made.turn_credit:
+            raise ConfigError(
+                f"{self.name} compares whole chains, which are not discounted: set loss.turn_credit, or remove loss.gamma"
+            )
         if "value_coef" in given and made.critic != "shared":
             raise ConfigError('loss.value_coef is only used by loss.critic = "shared"; a separate critic has train.critic_lr')
         return made
