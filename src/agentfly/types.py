@@ -275,6 +275,9 @@ class Turn:
     a template that rewrote history) they are the whole prompt, and a new training row begins. `sampled_s` are the seconds from
     the request to the reply, `tools_s` those that its calls took, `calls_s` those of each call. `began_s` are the seconds from
     the start of the chain to the request. Times are 0 or absent in turns that were recorded before they existed.
+
+    `state` is what the chain's environments call the state in which the turn began (`resources.Lease.state`); empty if they
+    name none.
     """
 
     context_ids: list[int]
@@ -287,6 +290,7 @@ class Turn:
     tools_s: float = 0.0
     began_s: float = 0.0
     calls_s: list[float] = field(default_factory=list)
+    state: str = ""
 
     @property
     def text(self) -> str:

@@ -94,8 +94,8 @@ class LossSettings:
     )
     turn_credit: bool = setting(
         False,
-        "Each turn counts as one action: gamma and lam count turns instead of tokens, and algorithms that compare the chains of "
-        "a group compare the discounted rewards from each turn on instead of the chains' totals.",
+        "Each turn counts as one action: gamma and lam count turns instead of tokens, and algorithms that compare the chains "
+        "of a group compare the discounted rewards from each turn on instead of the chains' totals.",
     )
     gamma: float = setting(
         1.0,

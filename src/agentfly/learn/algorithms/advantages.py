@@ -79,9 +79,7 @@ def gigpo_turns(
     return result
 
 
-def compare_turns(
-    returns: Sequence[TokenValues], score: Callable[[Sequence[float]], TokenValues]
-) -> list[TokenValues]:
+def compare_turns(returns: Sequence[TokenValues], score: Callable[[Sequence[float]], TokenValues]) -> list[TokenValues]:
     """What `score` gives the return of each turn of a group's chains, beside those of the siblings at the same turn.
 
     A sibling that has ended counts with the return of its last turn. So no turn stands alone, and if the only reward is the
