@@ -394,8 +394,7 @@ class _Examination:
             await subject.reset(task)
 
     async def unpaid(self, subject: Subject, task: Task, when: str) -> None:
-        value = await self.read_score(subject, task)
-        if value is not None and value >= self.full:
+        if (value := await self.read_score(subject, task)) is not None and value >= self.full:
             raise Failed(f"task {task.id}: {when} the score is {value:g} without any action")
 
     async def no_growth(self) -> None:

@@ -133,8 +133,10 @@ class LossSettings:
                 f'"{self.correction}" would count it twice: set loss.correction = "off", or leave out loss.old_logprobs'
             )
 
-    def check_lag(self, max_lag: int) -> None:
-        """Raises ConfigError if tokens of older weights would be trained without any correction."""
+    def check_chains(self, max_lag: int, max_turns: int) -> None:
+        """Raises ConfigError if chains of one turn would get credit per turn, or tokens of older weights no correction."""
+        if self.turn_credit and max_turns == 1:
+            raise ConfigError("loss.turn_credit has no effect with agent.max_turns = 1: allow more turns, or remove it")
         if max_lag > 0 and self.correction == "off" and self.old_logprobs == "recompute":
             raise ConfigError(
                 f'rollout.max_lag = {max_lag} with loss.old_logprobs = "recompute" and loss.correction = "off" trains tokens '
