@@ -46,7 +46,7 @@ ROOMS = {
     "fleet": Room(7, 1_300),
     "faults": Room(6, 110),
     "testing": Room(7, 190),
-    "rollout": Room(7, 1_256),
+    "rollout": Room(7, 1_261),
     "agents": Room(8, 610),
     "envs": Room(8, 10_478),
     "learn": Room(8, 5_853),
