@@ -36,27 +36,33 @@ from ..types import (
     Turn,
 )
 from .activity import Activities, Activity, told
+from .shaping import call_bonus
 
 
 class AgentLike(Protocol):
     """The part of an agent that a chain uses."""
 
     tools: dict[str, Tool]
-    examples: tuple[Message, ...]
+    examples_steps: int | None
     on_no_tool_call: Reaction
     on_invalid_call: Reaction
     on_tool_error: Reaction
 
+    @property
+    def examples(self) -> tuple[Message, ...]: ...
     def start(self, task: Task) -> list[Message]: ...
     def parse(self, completion: Completion) -> Action: ...
     def observe(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> list[Message]: ...
     def nudge(self, action: Action) -> Message: ...
 
 
-def opening_messages(agent: AgentLike, task: Task) -> list[Message]:
-    """Returns what `agent.start` writes, with the agent's examples after the system messages at its beginning."""
+def opening_messages(agent: AgentLike, task: Task, shown: bool = False) -> list[Message]:
+    """Returns what `agent.start` writes, with the agent's examples after the system messages at its beginning.
+
+    With `examples_steps` the agent's prompts have no examples, except those of a training that are `shown`.
+    """
     messages = agent.start(task)
-    if not agent.examples:
+    if not shown and agent.examples_steps is not None:
         return messages
     at = next((index for index, message in enumerate(messages) if message.role != "system"), len(messages))
     return [*messages[:at], *agent.examples, *messages[at:]]
@@ -94,7 +100,7 @@ class Plan:
     `kinds` are all kinds of environment that a chain may use. A chain acquires `env_kind` at its start and the others when a
     tool or the reward requests them. `admission` controls all rollouts of the run; if it is None, each rollout makes one.
     `activities` lists the running chains with what they wait for (None: they are not listed). `runner` runs the chains; None:
-    this process does, with the objects of the plan.
+    this process does, with the objects of the plan. `shown` and `call_bonus` are those of the task's draw (`shaping`).
     """
 
     agent: AgentLike
@@ -111,6 +117,8 @@ class Plan:
     on_event: Callable[[Event], None] | None = None
     activities: Activities | None = None
     runner: ChainRunner | None = None
+    shown: bool = False
+    call_bonus: float = 0.0
 
 
 @dataclass(slots=True)
@@ -185,6 +193,8 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
             try:
                 async with TimeLimit(time.monotonic() + plan.limits.score_timeout_s):
                     await score(plan.reward, trajectory, context)
+                if plan.call_bonus:
+                    add_score(trajectory, call_bonus(trajectory, plan.call_bonus))
             finally:
                 trajectory.scored_s = time.perf_counter() - since
     except TimeoutError:

@@ -18,9 +18,11 @@ from ..build import trainable_engine
 from ..data import is_file_name, parse_message, read_rows
 from ..engines.prompt import decode
 from ..errors import ConfigError, DataError
+from ..learn.hint import with_prompt
 from ..learn.samples import to_samples
 from ..render.demo_reply import same_calls
 from ..rollout import make_plan, opening_messages
+from ..rollout.shaping import CALL_BONUS
 from ..runs import ChainFilter, RunDirectory, RunReader
 from ..runs.trained import best_and_worst, by_task, success_of, why_none_is_good
 from ..types import Completion, Message, Outcome, Sample, Task, Trajectory, Turn
@@ -63,6 +65,8 @@ def best_chains(run: str, best: int | None = None, min_reward: float | None = No
             seen: set[tuple[int, ...]] = set()
             for row in rows:
                 trajectory = reader.trajectory(row.id)
+                if trajectory.total_reward - trajectory.components.get(CALL_BONUS, 0.0) < low - 1e-9:
+                    continue
                 if trajectory.trainable and (ids := _sampled(trajectory)) not in seen:
                     seen.add(ids)
                     chains.append(trajectory)
@@ -121,12 +125,29 @@ def demo_samples(rows: Sequence[Any] | Mapping[int, Any], agent: BaseAgent) -> l
     for index, row in rows.items() if isinstance(rows, Mapping) else enumerate(rows):
         if isinstance(row, Trajectory):
             _check_text(row, trainable_engine(agent).tokenizer, agent.model)
-        samples = to_samples(row if isinstance(row, Trajectory) else to_trajectory(row, index, agent, renderer, agent.schemas))
+            samples = _without_examples(row, agent, renderer)
+        else:
+            samples = to_samples(to_trajectory(row, index, agent, renderer, agent.schemas))
         longest = max(len(sample.token_ids) for sample in samples)
         if longest > limit:
             raise DataError(f"row {index}: the demonstration has {longest} tokens, but the context holds {limit}")
         all_samples += samples
     return all_samples
+
+
+def _without_examples(trajectory: Trajectory, agent: BaseAgent, renderer: Any) -> list[Sample]:
+    """The rows of a chain. If its prompt shows examples that the agent's prompts do not have, they are taken out of it."""
+    samples, plain = to_samples(trajectory), opening_messages(agent, trajectory.task)
+    shown = opening_messages(agent, trajectory.task, shown=True)
+    if shown == plain or trajectory.messages[: len(shown)] != shown:
+        return samples
+    sampled_under, other = renderer.start(shown, agent.schemas), renderer.start(plain, agent.schemas)
+    if sampled_under != list(trajectory.turns[0].context_ids):
+        raise DataError(
+            f"the prompt of chain {trajectory.id} is not rendered alike a second time, so its examples cannot be taken out: "
+            "remove agent.examples_steps"
+        )
+    return [with_prompt(sample, sampled_under, other, "agent.examples_steps") for sample in samples]
 
 
 def to_trajectory(row: Any, index: int, agent: BaseAgent, renderer: Any, schemas: Sequence[Any]) -> Trajectory:
