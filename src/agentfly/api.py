@@ -104,7 +104,7 @@ class TrainJob:
             check_engine(agent.model, agent.engine_options, config.sampling, training=True)
         check_trained_sampling(config.sampling)
         if config.rollout.call_bonus and not agent.tools:
-            raise ConfigError("rollout.call_bonus pays for a tool call, and the agent has no tools: remove it, or set agent.tools")
+            raise ConfigError("rollout.call_bonus pays for a call, and the agent has no tools: remove it, or set agent.tools")
         if agent.examples_steps == 0 and config.warm_start.demos != SELF:
             raise ConfigError(
                 f'agent.examples_steps = 0 shows the examples to warm_start.demos = "{SELF}" alone: set that, or more steps'

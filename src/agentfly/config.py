@@ -27,7 +27,6 @@ from .resources.spec import check_settings
 from .schema import check_fields, read, setting, type_hints, type_name
 from .types import Reaction, Sampling
 
-
 SELF = "self"
 """The value of `warm_start.demos` that asks for chains of the model itself."""
 
@@ -95,7 +94,7 @@ class WarmStartSettings:
     steps: int = setting(100, "supervised weight updates", low=1)
     lr: float = setting(1e-4, "learning rate after a warm-up of a tenth of the steps; falls to 0 along a cosine", above=0)
     num_demos: int = setting(16, "demonstrations of one update", low=1)
-    count: int = setting(1000, "demonstrations drawn from a set, the first rows of a file, or chains played for \"self\"", low=1)
+    count: int = setting(1000, 'demonstrations drawn from a set, the first rows of a file, or chains played for "self"', low=1)
     mistakes: float = setting(
         0.0, "share of a set's demonstrations with a mistake in them; a file is used unchanged", low=0, high=1
     )
@@ -106,7 +105,9 @@ class WarmStartSettings:
             if changed:
                 raise ConfigError(f"warm_start.{changed[0]} has no effect without warm_start.demos: set that, or remove it")
         if self.demos == SELF and self.mistakes:
-            raise ConfigError(f'warm_start.mistakes has no effect with demos = "{SELF}", which keeps chains with success: remove it')
+            raise ConfigError(
+                f'warm_start.mistakes has no effect with demos = "{SELF}", which keeps chains with success: remove it'
+            )
         check_fields(self, "warm_start.")
 
 
@@ -407,7 +408,7 @@ class Config:
         _check_sampler(config)
         _check_cluster(config)
         if config.backend == "verl" and config.warm_start.demos == SELF:
-            raise ConfigError(f'warm_start.demos = "{SELF}" plays chains here: train them with the local backend, then give agent.model')
+            raise ConfigError(f'warm_start.demos = "{SELF}" needs backend = "local": train there first, then give agent.model')
         if config.rollout.call_bonus and algorithm.needs_reference:
             raise ConfigError(f"rollout.call_bonus is a reward, and {algorithm.name} learns from none: remove it")
         if keys := config.train.critic_keys:

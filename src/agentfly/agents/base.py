@@ -33,10 +33,10 @@ class BaseAgent:
 
     `model` is a name ("pocket", "pocket-worlds", "smollm2", a directory, a hub name, "openai:NAME@URL") or an engine. `tools`
     are decorated functions or names. `reward` is a decorated function, a name, a mix, or None for running only. `env` is a
-    class or function that makes the environment of one chain. `examples` are messages of worked examples, a JSON file of them or
-    "tools", which every prompt shows between the system text and the task; with `examples_steps` only those of a training do,
-    in a share of its tasks that falls to 0 over so many steps. `engine` is "local", "vllm" or "openai", or a table of `kind` and the engine's
-    options. Each `on_...` argument is "continue" (tell the model), "end" (end the chain) or "raise".
+    class or function that makes the environment of one chain. `examples` are messages of worked examples, a JSON file of them,
+    or "tools" (a call of each); every prompt shows them between the system text and the task. With `examples_steps` only a
+    training shows them, to a share of its tasks that falls to 0. `engine` is "local", "vllm" or "openai", or a table of `kind`
+    and the engine's options. Each `on_...` argument is "continue" (tell the model), "end" (end the chain) or "raise".
     """
 
     observation_role: ClassVar[Literal["user", "tool"]] = "user"

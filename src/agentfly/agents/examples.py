@@ -19,7 +19,7 @@ MAX_EXAMPLES = 4
 PLACEHOLDERS: Mapping[str, Any] = {"integer": 2, "number": 2, "boolean": True, "array": [], "object": {}, "null": None}
 
 
-class Writer(Protocol):
+class ExampleWriter(Protocol):
     """The part of an agent that writes examples."""
 
     tools: dict[str, Tool]
@@ -56,7 +56,7 @@ def _read(path: str | Path) -> list[Any]:
     return messages
 
 
-def examples_of_tools(agent: Writer) -> tuple[Message, ...]:
+def examples_of_tools(agent: ExampleWriter) -> tuple[Message, ...]:
     """Returns a dialogue for each of the first tools: a call in the agent's format, its result, and the answer."""
     if not agent.tools:
         raise ConfigError(f"examples = {TOOLS!r} shows a call of each tool, and the agent has none: remove it")
@@ -67,10 +67,8 @@ def examples_of_tools(agent: Writer) -> tuple[Message, ...]:
         arguments = {key: _placeholder(key, properties[key]) for key in parameters.get("required", properties)}
         call, found = ToolCall(name, arguments, f"{len(messages):09d}"), f"result of {name}"
         reply = agent.write(Action(calls=(call,)))
-        if not reply.tool_calls:
-            read = agent.parse(Completion(text=reply.content)).calls
-            if [(each.name, each.arguments, each.error) for each in read] != [(name, arguments, None)]:
-                raise ConfigError(f"{type(agent).__name__} does not read the example {reply.content!r}: give messages instead")
+        if not reply.tool_calls and not _same(agent.parse(Completion(text=reply.content)).calls, call):
+            raise ConfigError(f"{type(agent).__name__} does not read the example {reply.content!r}: give messages instead")
         shown = ", ".join(f"{key} = {json.dumps(value)}" for key, value in arguments.items())
         messages += [Message("user", f"Example: what does {name} return{' for ' + shown if shown else ''}?"), reply]
         messages += [*agent.observe((call,), (ToolResult(observation=found),)), agent.write(Action(answer=found))]

@@ -6,13 +6,36 @@ Both fall to 0 with the number of the step that a task was drawn for, so a resum
 from __future__ import annotations
 
 import random
+from typing import Protocol
 
 from ..errors import ConfigError
 from ..rewards import Score
-from ..types import Trajectory
+from ..types import Message, Task, Trajectory
 
 CALL_BONUS = "call_bonus"
 """The component of the reward that shows the bonus."""
+
+
+class Prompted(Protocol):
+    """The part of an agent that writes prompts."""
+
+    examples_steps: int | None
+
+    @property
+    def examples(self) -> tuple[Message, ...]: ...
+    def start(self, task: Task) -> list[Message]: ...
+
+
+def opening_messages(agent: Prompted, task: Task, shown: bool = False) -> list[Message]:
+    """Returns what `agent.start` writes, with the agent's examples after the system messages at its beginning.
+
+    With `examples_steps` the agent's prompts have no examples, except those of a training that are `shown`.
+    """
+    messages = agent.start(task)
+    if not shown and agent.examples_steps is not None:
+        return messages
+    at = next((index for index, message in enumerate(messages) if message.role != "system"), len(messages))
+    return [*messages[:at], *agent.examples, *messages[at:]]
 
 
 def left_at(step: int, num_steps: int) -> float:
@@ -30,6 +53,8 @@ def call_bonus(trajectory: Trajectory, bonus: float) -> Score:
 
     It is the reward of a turn, so that the reward of the chain, which decides about success, stays as it is.
     """
+    if not bonus:
+        return Score(0.0)
     if CALL_BONUS in trajectory.components:
         raise ConfigError(
             f"the reward has a component {CALL_BONUS!r}, which is that of rollout.call_bonus: give it another name"

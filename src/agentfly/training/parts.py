@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -22,13 +23,13 @@ from ..watch.observers import Observers, RunWarnings
 from ..watch.trackers import Trackers
 from .breakdown import Breakdown
 from .cluster.env_hosts import open_hosted_environments
+from .demonstrations import self_made
 from .draws import TaskDraws
 from .evidence import Probe, format_of
 from .idle import without_effect
 from .ledger import Ledger
 from .ranks.roles import lead_ranks
 from .saving import Saver
-from .self_made import self_made
 from .supervised import warm_start
 from .workers.engine import WorkerEngine
 
@@ -139,7 +140,8 @@ def _warm_start(
     logs, note = directory.path / "workers", observe.note
     made = None
     if config.warm_start.demos == SELF:
-        made = self_made(config, agent, train, observe, lambda plan: open_rollout(config, agent, plan, logs, note, trained=False))
+        opened = partial(open_rollout, config, agent, logs=logs, note=note, trained=False)
+        made = self_made(config, agent, train, observe, opened)
     return warm_start(config, agent, observe, made)
 
 
