@@ -81,9 +81,9 @@ class Limits:
 class Plan:
     """The objects and limits that the chains of one run share.
 
-    A chain acquires `env_kind` at its start, others of `kinds` when a tool or the reward requests them. `admission` controls all
-    rollouts of the run (None: each makes one), `activities` lists what chains wait for (None: nothing does), `runner` runs them
-    (None: this process). `shown` and `call_bonus` are those of the task's draw (`shaping`).
+    A chain acquires `env_kind` at its start, others of `kinds` when a tool or the reward requests them. `admission` controls
+    all rollouts of the run (None: each makes one), `activities` lists what chains wait for (None: nothing does), `runner` runs
+    them (None: this process). `shown` and `call_bonus` are those of the task's draw (`shaping`).
     """
 
     agent: AgentLike
