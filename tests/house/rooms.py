@@ -136,7 +136,6 @@ LONG_FILES: dict[str, int] = {
     "engines/local/engine.py": 592,
     "envs/check.py": 459,
     "render/template_marks.py": 537,
-    "rollout/chain.py": 458,
     "runs/query.py": 611,
     "runs/store.py": 498,
     "verl/table.py": 579,
