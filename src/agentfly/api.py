@@ -18,7 +18,7 @@ from . import plugins
 from .agents.base import BaseAgent
 from .aio.threads import run_to_end
 from .build import build_agent, build_tasks, hinted_fields, open_directory, trainable_engine
-from .config import SECTIONS, Config, apply_overrides, keys
+from .config import SECTIONS, SELF, Config, apply_overrides, keys
 from .data import check_fields
 from .engines import check_engine, check_trained_sampling
 from .errors import ConfigError
@@ -103,6 +103,12 @@ class TrainJob:
         if isinstance(agent.model, (str, Path)):
             check_engine(agent.model, agent.engine_options, config.sampling, training=True)
         check_trained_sampling(config.sampling)
+        if config.rollout.call_bonus and not agent.tools:
+            raise ConfigError("rollout.call_bonus pays for a call, and the agent has no tools: remove it, or set agent.tools")
+        if agent.examples_steps == 0 and config.warm_start.demos != SELF:
+            raise ConfigError(
+                f'agent.examples_steps = 0 shows the examples to warm_start.demos = "{SELF}" alone: set that, or more steps'
+            )
         check_fields(train, hinted_fields(config), "loss.reference_hint")
         agent.check(train)
         agent.check(validation)

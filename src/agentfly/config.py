@@ -27,6 +27,9 @@ from .resources.spec import check_settings
 from .schema import check_fields, read, setting, type_hints, type_name
 from .types import Reaction, Sampling
 
+SELF = "self"
+"""The value of `warm_start.demos` that asks for chains of the model itself."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
@@ -40,8 +43,16 @@ class AgentSettings:
     reward: str | dict[str, Any] = setting("exact_match", "a reward by name, or a table of names with weights or options")
     env: str | None = setting(None, "environment of one chain, by name")
     system: str | None = setting(None, "system text; replaces the first line of the agent's prompt")
-    examples: list[dict[str, Any]] = setting(
-        [], "worked examples in every prompt, before the task: messages with `role` and `content`"
+    examples: str | list[dict[str, Any]] = setting(
+        [],
+        "worked examples in every prompt, before the task: messages with `role` and `content`, a JSON file of them, or "
+        '"tools": a call of each tool, in the agent\'s format',
+    )
+    examples_steps: int | None = setting(
+        None,
+        "steps over which the share of training tasks whose prompt shows the examples falls to 0, while other prompts have "
+        'none; 0: only `warm_start.demos = "self"` shows them; every prompt when not set',
+        low=0,
     )
     max_turns: int = setting(8, "replies a chain may give", low=1)
     max_context: int | None = setting(None, "tokens of a chain; the model's limit when not set", low=1)
@@ -75,11 +86,15 @@ class ResourceSettings:
 class WarmStartSettings:
     """Supervised steps on demonstrations before reinforcement learning; none if `demos` is not set."""
 
-    demos: str | None = setting(None, "a file of rows with messages, or a set of `agentfly demos list`")
+    demos: str | None = setting(
+        None,
+        'a file of rows with messages, a set of `agentfly demos list`, the folder of a run, or "self": the model\'s own chains '
+        "with success, played under agent.examples",
+    )
     steps: int = setting(100, "supervised weight updates", low=1)
     lr: float = setting(1e-4, "learning rate after a warm-up of a tenth of the steps; falls to 0 along a cosine", above=0)
     num_demos: int = setting(16, "demonstrations of one update", low=1)
-    count: int = setting(1000, "demonstrations drawn from a set, or the first rows of a file", low=1)
+    count: int = setting(1000, 'demonstrations drawn from a set, the first rows of a file, or chains played for "self"', low=1)
     mistakes: float = setting(
         0.0, "share of a set's demonstrations with a mistake in them; a file is used unchanged", low=0, high=1
     )
@@ -89,6 +104,10 @@ class WarmStartSettings:
             changed = [item.name for item in dataclasses.fields(self) if getattr(self, item.name) != item.default]
             if changed:
                 raise ConfigError(f"warm_start.{changed[0]} has no effect without warm_start.demos: set that, or remove it")
+        if self.demos == SELF and self.mistakes:
+            raise ConfigError(
+                f'warm_start.mistakes has no effect with demos = "{SELF}", which keeps chains with success: remove it'
+            )
         check_fields(self, "warm_start.")
 
 
@@ -125,6 +144,10 @@ class RolloutSettings:
         "replies in progress when new weights arrive: recompute (their keys and values are computed again), keep (they go on "
         "with those of the older weights) or finish (the new weights wait for them). A new request never uses older ones",
     )
+    call_bonus: float = setting(
+        0.0, "added once to the reward of a chain that calls a tool without an error; falls to 0, and is no success", low=0
+    )
+    call_bonus_steps: int = setting(0, "steps over which `call_bonus` falls to 0", low=0)
     group_timeout_s: float | None = setting(
         None,
         "seconds from the start of a task's first chain until those that still run are ended (`max_time`)",
@@ -144,6 +167,9 @@ class RolloutSettings:
             )
         if self.max_lag and self.depth == 0:
             raise ConfigError("rollout.max_lag has no effect with rollout.depth = 0: remove one of them")
+        if bool(self.call_bonus) != bool(self.call_bonus_steps):
+            missing = "call_bonus_steps" if self.call_bonus else "call_bonus"
+            raise ConfigError(f"rollout.call_bonus and rollout.call_bonus_steps need each other: set rollout.{missing}")
         if not self.max_lag and (self.at_limit != "wait" or self.at_update != "recompute"):
             key = "at_limit" if self.at_limit != "wait" else "at_update"
             raise ConfigError(f"rollout.{key} has no effect without rollout.max_lag: set that, or remove it")
@@ -381,6 +407,10 @@ class Config:
         config.check_ranks(config.learner.ranks)
         _check_sampler(config)
         _check_cluster(config)
+        if config.backend == "verl" and config.warm_start.demos == SELF:
+            raise ConfigError(f'warm_start.demos = "{SELF}" needs backend = "local": train there first, then give agent.model')
+        if config.rollout.call_bonus and algorithm.needs_reference:
+            raise ConfigError(f"rollout.call_bonus is a reward, and {algorithm.name} learns from none: remove it")
         if keys := config.train.critic_keys:
             if not algorithm.needs_critic:
                 raise ConfigError(f"train.{keys[0]} is not used by {algorithm.name}, which has no critic: remove it")

@@ -14,7 +14,7 @@ from agentfly.config import Config
 from agentfly.engines.local.load import load_model
 from agentfly.errors import ConfigError, DataError
 from agentfly.health import replay
-from agentfly.learn.hint import with_hint
+from agentfly.learn.hint import with_prompt
 from agentfly.learn.samples import to_samples
 from agentfly.runs import RunReader
 from tests.learn.chains import chain
@@ -41,7 +41,7 @@ def test_the_hint_goes_into_the_prompt_and_the_sampled_tokens_stay() -> None:
         "question? >call[seen]>answer",
         "           ^^^^       ^^^^^^",
     )
-    hinted = with_hint(row, ids("question? >"), ids("question? It is 7. >"))
+    hinted = with_prompt(row, ids("question? >"), ids("question? It is 7. >"))
     assert drawn(hinted) == (
         "question? It is 7. >call[seen]>answer",
         "                    ^^^^       ^^^^^^",
@@ -51,16 +51,16 @@ def test_the_hint_goes_into_the_prompt_and_the_sampled_tokens_stay() -> None:
 
 def test_a_row_after_a_rewritten_history_has_the_prompt_too_or_is_refused() -> None:
     first, second = to_samples(chain(("q >", "ab"), ("q <ab> t >", "cd", "restarts")))
-    assert drawn(with_hint(second, ids("q >"), ids("q h >"))) == ("q h <ab> t >cd", "            ^^")
-    assert drawn(with_hint(first, ids("q >"), ids("q h >"))) == ("q h >ab", "     ^^")
+    assert drawn(with_prompt(second, ids("q >"), ids("q h >"))) == ("q h <ab> t >cd", "            ^^")
+    assert drawn(with_prompt(first, ids("q >"), ids("q h >"))) == ("q h >ab", "     ^^")
     (_, other) = to_samples(chain(("q >", "ab"), ("rest t >", "cd", "restarts")))
     with pytest.raises(ConfigError, match="rewrites the prompt of chain g/0 in a later turn"):
-        with_hint(other, ids("q >"), ids("q h >"))
+        with_prompt(other, ids("q >"), ids("q h >"))
 
 
 def test_equal_prompts_change_nothing() -> None:
     (row,) = to_samples(chain(("question? >", "call")))
-    assert drawn(with_hint(row, ids("question? >"), ids("question? >"))) == drawn(row)
+    assert drawn(with_prompt(row, ids("question? >"), ids("question? >"))) == drawn(row)
 
 
 @pytest.fixture(scope="module")

@@ -103,11 +103,18 @@ class Killer:
 def test_a_run_with_one_worker_that_is_killed_again_and_again_is_the_run_in_one_process(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = agentfly.train(config_of(folder, tmp_path, "alone"))
+    shaped: dict[str, Any] = {
+        "agent": {
+            "examples": [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Hi."}],
+            "examples_steps": 3,
+        },
+        "rollout": {"call_bonus": 0.3, "call_bonus_steps": 3},
+    }
+    alone = agentfly.train(config_of(folder, tmp_path, "alone", **shaped))
     in_publish = Killer(monkeypatch, MemorySender, "send", 2, signal.SIGSTOP)  # the first hands over the first weights
     in_rollout = Killer(monkeypatch, WorkerPool, "_run_on", 20, signal.SIGKILL)
     in_validation = Killer(monkeypatch, Trainer, "_validate", 2, signal.SIGKILL)
-    apart = agentfly.train(config_of(folder, tmp_path, "apart", sampler={"place": "process"}))
+    apart = agentfly.train(config_of(folder, tmp_path, "apart", sampler={"place": "process"}, **shaped))
     assert len({in_publish.victim, in_rollout.victim, in_validation.victim} - {0}) == 3
     for split in ("train", "validation"):
         ours, theirs = stored(alone.directory, split), stored(apart.directory, split)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Never, get_args
 
 from ..aio.threads import run_to_end
-from ..data import check_fields, load_tasks, parse_message
+from ..data import check_fields, load_tasks
 from ..engines import engine_options
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError
 from ..foreign_names import unknown_argument
 from ..protocols import Engine, Renderer
 from ..resources import spec_of
@@ -25,6 +25,7 @@ from ..rollout import Limits, check_prompts, make_plan, open_environments, run_c
 from ..rollout.setup import as_sampling, check_resources, next_run_number, open_model
 from ..tools import Tool, as_tool
 from ..types import Action, Completion, Event, Message, Reaction, RunResult, Sampling, Task, ToolCall, ToolResult, Trajectory
+from .examples import TOOLS, as_examples, examples_of_tools
 
 
 class BaseAgent:
@@ -32,9 +33,10 @@ class BaseAgent:
 
     `model` is a name ("pocket", "pocket-worlds", "smollm2", a directory, a hub name, "openai:NAME@URL") or an engine. `tools`
     are decorated functions or names. `reward` is a decorated function, a name, a mix, or None for running only. `env` is a
-    class or function that makes the environment of one chain. `examples` are messages of worked examples, which every prompt
-    shows between the system text and the task. `engine` is "local", "vllm" or "openai", or a table of `kind` and the engine's
-    options. Each `on_...` argument is "continue" (tell the model), "end" (end the chain) or "raise".
+    class or function that makes the environment of one chain. `examples` are messages of worked examples, a JSON file of them,
+    or "tools" (a call of each); every prompt shows them between the system text and the task. With `examples_steps` only a
+    training shows them, to a share of its tasks that falls to 0. `engine` is "local", "vllm" or "openai", or a table of `kind`
+    and the engine's options. Each `on_...` argument is "continue" (tell the model), "end" (end the chain) or "raise".
     """
 
     observation_role: ClassVar[Literal["user", "tool"]] = "user"
@@ -51,7 +53,8 @@ class BaseAgent:
         reward: Any = None,
         env: Any = None,
         system: str | None = None,
-        examples: Iterable[Message | Mapping[str, Any]] = (),
+        examples: str | Path | Iterable[Message | Mapping[str, Any]] = (),
+        examples_steps: int | None = None,
         max_turns: int = 8,
         max_context: int | None = None,
         sampling: Sampling | Mapping[str, Any] | None = None,
@@ -74,7 +77,10 @@ class BaseAgent:
         self.resources = dict(resources or {})
         check_resources(self)
         self.system = system
-        self.examples = as_examples(examples)
+        self._examples = None if examples == TOOLS else as_examples(examples)
+        self.examples_steps = examples_steps
+        if examples_steps is not None and self._examples == ():
+            raise ConfigError("examples_steps has no effect without examples: set examples, or remove it")
         self.max_context = max_context
         self.limits = Limits(max_turns=max_turns, chain_timeout_s=chain_timeout_s)
         self.sampling = as_sampling(sampling)
@@ -110,6 +116,14 @@ class BaseAgent:
         text = "\n".join(f"Observation: {result.observation}" for result in results)
         return [Message("user", text, images=tuple(image for result in results for image in _images(result)))]
 
+    def write(self, action: Action) -> Message:
+        """Returns the reply that `parse` reads as this action, for examples that are written from the tools."""
+        if not self.native_tools:
+            raise ConfigError(
+                f"{type(self).__name__} has no method write(action), so examples = {TOOLS!r} cannot be written: give messages"
+            )
+        return Message("assistant", action.answer or "", action.calls)
+
     def nudge(self, action: Action) -> Message:
         """Returns the message that follows a reply without call and answer if `on_no_tool_call` is "continue"."""
         return Message("user", action.nudge or self.default_nudge)
@@ -128,6 +142,13 @@ class BaseAgent:
     def renderer(self) -> Renderer | None:
         """The renderer of an engine that reads token ids; None for an engine that reads messages."""
         return self._open()[1]
+
+    @property
+    def examples(self) -> tuple[Message, ...]:
+        """The worked examples."""
+        if self._examples is None:
+            self._examples = examples_of_tools(self)
+        return self._examples
 
     @property
     def schemas(self) -> list[Mapping[str, Any]]:
@@ -235,22 +256,6 @@ def tool_list(tools: object) -> list[Any]:
     if not isinstance(tools, Iterable):
         raise ConfigError(f"tools is a list of decorated functions or names, not {type(tools).__name__}")
     return list(tools)
-
-
-def as_examples(messages: Iterable[Message | Mapping[str, Any]]) -> tuple[Message, ...]:
-    """Returns the examples of a prompt as messages. Raises ConfigError unless they are whole dialogues."""
-    try:
-        made = tuple(
-            each if isinstance(each, Message) else parse_message(each, number, "examples")
-            for number, each in enumerate(messages)
-        )
-    except DataError as error:
-        raise ConfigError(str(error)) from error
-    if made and (made[0].role != "user" or made[-1].role != "assistant"):
-        raise ConfigError("examples begin with a user message and end with the assistant's reply")
-    if any(message.role == "system" for message in made):
-        raise ConfigError("examples hold no system message: `system` is the place for it")
-    return made
 
 
 def with_system(system: str | None, messages: Sequence[Message]) -> list[Message]:

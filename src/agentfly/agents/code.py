@@ -55,6 +55,11 @@ class CodeAgent(BaseAgent):
     def start(self, task: Task) -> list[Message]:
         return with_system(f"{self.system or FIRST_LINE}\n{HOW_TO_REPLY}", task.messages)
 
+    def write(self, action: Action) -> Message:
+        if not action.calls:
+            return Message("assistant", f"Answer: {action.answer}")
+        return Message("assistant", f"```python\n{next(iter(action.calls[0].arguments.values()))}\n```")
+
     def parse(self, completion: Completion) -> Action:
         text = completion.text[after_thinking(completion.text) :]
         blocks, outside = _blocks(text)

@@ -6,6 +6,7 @@ It ignores everything after an "Observation:" that the model wrote itself. A rep
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -63,6 +64,12 @@ class ReactAgent(BaseAgent):
             return f"{self.system or WITHOUT_TOOLS}\n{HOW_TO_ANSWER}"
         tools = describe_tools([tool.schema for tool in self.tools.values()])
         return f"{self.system or WITH_TOOLS}\nTools:\n{tools}\n{HOW_TO_ACT}\n{HOW_TO_ANSWER}"
+
+    def write(self, action: Action) -> Message:
+        if not action.calls:
+            return Message("assistant", f"Thought: I know the answer.\nAnswer: {action.answer}")
+        calls = (f"\nAction: {call.name}\nInput: {json.dumps(call.arguments)}" for call in action.calls)
+        return Message("assistant", f"Thought: I use {action.calls[0].name}.{''.join(calls)}")
 
     def parse(self, completion: Completion) -> Action:
         text = completion.text

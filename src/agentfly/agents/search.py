@@ -51,6 +51,12 @@ class SearchAgent(BaseAgent):
     def start(self, task: Task) -> list[Message]:
         return with_system(f"{self.system or FIRST_LINE}\n{HOW_TO_REPLY}", task.messages)
 
+    def write(self, action: Action) -> Message:
+        if not action.calls:
+            return Message("assistant", f"<think>I know the answer.</think>\n<answer>{action.answer}</answer>")
+        queries = (f"\n<search>{next(iter(call.arguments.values()))}</search>" for call in action.calls)
+        return Message("assistant", f"<think>I search for it.</think>{''.join(queries)}")
+
     def parse(self, completion: Completion) -> Action:
         reader = ReplyReader(completion.text)
         calls = 0

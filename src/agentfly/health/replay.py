@@ -19,6 +19,7 @@ from ..errors import AgentFlyError, ConfigError, StorageError
 from ..learn.algorithms import find_algorithm
 from ..learn.settings import LossSettings, OptimSettings
 from ..rewards import Reward, as_reward
+from ..rollout.shaping import CALL_BONUS, call_bonus, left_at
 from ..runs import RunStore
 from ..runs.rows import unpack_values
 from ..runs.store import LearnedRow
@@ -87,7 +88,7 @@ def replay_run(run: Run, store: RunStore, checks: dict[str, Check]) -> None:
             _siblings(stored, pairs)
             if stored is None:
                 continue
-            rescorer.add([trajectory for _, trajectory, _ in stored.chains])
+            rescorer.add([trajectory for _, trajectory, _ in stored.chains], _record_at(rules, step) or {})
             if (at_step := _rules_at(rules, step)) is not None:
                 _replay(run, step, stored, at_step, checks, seen)
     except Skip as why:
@@ -119,10 +120,14 @@ def _read(store: RunStore, step: int) -> Stored | None:
     return Stored([(places[draws[chain.id]], chain, learned.get(chain.id)) for chain in chains], len(places))
 
 
+def _record_at(rules: Sequence[dict[str, Any]], step: int) -> dict[str, Any] | None:
+    return max((each for each in rules if each["from"] <= step), key=lambda each: each["from"], default=None)
+
+
 def _rules_at(rules: Sequence[dict[str, Any]], step: int) -> Any:
     from ..learn.algorithms.replay import Rules
 
-    record = max((each for each in rules if each["from"] <= step), key=lambda each: each["from"], default=None)
+    record = _record_at(rules, step)
     if record is None:
         return None  # a version that did not record them
     try:
@@ -312,12 +317,13 @@ class _Rescorer:
         except AgentFlyError as error:
             check.skipped = f"the reward cannot be loaded: {error}"
 
-    def add(self, chains: Sequence[Trajectory]) -> None:
+    def add(self, chains: Sequence[Trajectory], rules: Mapping[str, Any]) -> None:
+        """Score chains of a step, whose settings are `rules`."""
         scored = [chain for chain in chains if chain.scored]
-        asyncio.run(self._score([chain for place, chain in enumerate(scored, self._seen) if place % self._every == 0]))
+        asyncio.run(self._score([chain for place, chain in enumerate(scored, self._seen) if place % self._every == 0], rules))
         self._seen += len(scored)
 
-    async def _score(self, chains: Sequence[Trajectory]) -> None:
+    async def _score(self, chains: Sequence[Trajectory], rules: Mapping[str, Any]) -> None:
         for chain in chains:
             if self._reward is None or time.monotonic() > self._until:
                 return
@@ -332,6 +338,7 @@ class _Rescorer:
                 self._reward, self._check.skipped = None, "the reward is random"
                 return
             self._tried += 1
+            chain = self._without_bonus(chain, rules)
             steady = _close(first.components, again.components)
             equal = not steady or _close(first.components, chain.components)
             self._same, self._foreign = self._same and steady, self._foreign + (not equal)
@@ -347,6 +354,27 @@ class _Rescorer:
                 self._wrong.append(
                     f"chain {chain.id} has the parts {chain.components}, but its reward gives {first.components}"
                 )
+
+    def _without_bonus(self, chain: Trajectory, rules: Mapping[str, Any]) -> Trajectory:
+        """Compare the bonus of a chain with what `rollout.call_bonus` gives in the step of its draw. Returns it without."""
+        paid, num_steps = rules.get("call_bonus", (0.0, 0))
+        place = draw_of(chain.id)
+        bonus = paid * left_at(place[0], num_steps) if place else 0.0
+        if not bonus:
+            return chain
+        own = replace(chain, components={name: value for name, value in chain.components.items() if name != CALL_BONUS})
+        due = call_bonus(own, bonus)
+        rewards = {
+            f"{number}": extra + sum(result.reward or 0.0 for result in turn.results)
+            for number, (turn, extra) in enumerate(zip(chain.turns, due.turn_rewards or (), strict=True))
+        }
+        stored = {f"{number}": turn.reward for number, turn in enumerate(chain.turns)}
+        if not _close(rewards, stored) or not math.isclose(chain.components.get(CALL_BONUS, 0.0), due.components[CALL_BONUS]):
+            self._wrong.append(
+                f"chain {chain.id} has turns with the rewards {list(stored.values())}, but its tools and the bonus of its step "
+                f"give {list(rewards.values())}"
+            )
+        return own
 
     def close(self) -> None:
         self._check.evidence = f"{self._tried:,} of {self._seen:,} chains"

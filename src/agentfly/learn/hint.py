@@ -32,7 +32,7 @@ def hinted_rows(experience: Experience, prompts: Prompts, max_tokens: int) -> Ro
         plain, hinted = made[key]
         if tuple(plain) != key[1]:
             raise ConfigError(f"loss.reference_hint: the prompt of chain {trajectory.id} is not rendered alike a second time")
-        samples += [with_hint(sample, plain, hinted) for sample in experience.samples[own.start : own.stop]]
+        samples += [with_prompt(sample, plain, hinted) for sample in experience.samples[own.start : own.stop]]
         if (longest := max(len(sample.token_ids) for sample in samples[own.start :])) > max_tokens:
             raise ConfigError(
                 f"loss.reference_hint makes chain {trajectory.id} {longest} tokens long, and the model reads {max_tokens}: "
@@ -41,21 +41,21 @@ def hinted_rows(experience: Experience, prompts: Prompts, max_tokens: int) -> Ro
     return Rows(samples)
 
 
-def with_hint(sample: Sample, plain: Sequence[int], hinted: Sequence[int]) -> Sample:
+def with_prompt(sample: Sample, plain: Sequence[int], other: Sequence[int], key: str = "loss.reference_hint") -> Sample:
     """Returns a row whose ids of the prompt are exchanged where the two prompts differ. Sampled ids stay as they are.
 
-    A row that begins after a template rewrote the history has the prompt up to there, too.
+    A row that begins after a template rewrote the history has the prompt up to there, too. `key` asks for the exchange.
     """
-    shorter = min(len(plain), len(hinted))
-    start = next((at for at in range(shorter) if plain[at] != hinted[at]), shorter)
-    same = next((at for at in range(shorter - start) if plain[-1 - at] != hinted[-1 - at]), shorter - start)
+    shorter = min(len(plain), len(other))
+    start = next((at for at in range(shorter) if plain[at] != other[at]), shorter)
+    same = next((at for at in range(shorter - start) if plain[-1 - at] != other[-1 - at]), shorter - start)
     stop = len(plain) - same
     if sample.token_ids[:stop].tolist() != list(plain[:stop]) or sample.mask[:stop].any():
         raise ConfigError(
-            f"the chat template rewrites the prompt of chain {sample.trajectory} in a later turn, so that loss.reference_hint "
+            f"the chat template rewrites the prompt of chain {sample.trajectory} in a later turn, so that {key} "
             "has no place in it: choose another chat template, or remove it"
         )
-    added = np.asarray(hinted[start : len(hinted) - same], dtype=np.int64)
+    added = np.asarray(other[start : len(other) - same], dtype=np.int64)
     ids = np.concatenate([sample.token_ids[:start], added, sample.token_ids[stop:]])
     mask = np.concatenate([sample.mask[:start], np.zeros(len(added), dtype=np.bool_), sample.mask[stop:]])
     nothing = np.zeros(len(ids))

@@ -37,40 +37,29 @@ from ..types import (
 )
 from .activity import Activities, Activity
 from .limits import EndedLate, Limits, check_ended, deadline, late_error, used_by_chain, where_ended
+from .shaping import Prompted, call_bonus
 
 
-class AgentLike(Protocol):
+class AgentLike(Prompted, Protocol):
     """The part of an agent that a chain uses."""
 
     tools: dict[str, Tool]
-    examples: tuple[Message, ...]
     on_no_tool_call: Reaction
     on_invalid_call: Reaction
     on_tool_error: Reaction
 
-    def start(self, task: Task) -> list[Message]: ...
     def parse(self, completion: Completion) -> Action: ...
     def observe(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> list[Message]: ...
     def nudge(self, action: Action) -> Message: ...
-
-
-def opening_messages(agent: AgentLike, task: Task) -> list[Message]:
-    """Returns what `agent.start` writes, with the agent's examples after the system messages at its beginning."""
-    messages = agent.start(task)
-    if not agent.examples:
-        return messages
-    at = next((index for index, message in enumerate(messages) if message.role != "system"), len(messages))
-    return [*messages[:at], *agent.examples, *messages[at:]]
 
 
 @dataclass(slots=True)
 class Plan:
     """The objects and limits that the chains of one run share.
 
-    `kinds` are all kinds of environment that a chain may use. A chain acquires `env_kind` at its start and the others when a
-    tool or the reward requests them. `admission` controls all rollouts of the run; if it is None, each rollout makes one.
-    `activities` lists the running chains with what they wait for (None: they are not listed). `runner` runs the chains; None:
-    this process does, with the objects of the plan.
+    A chain acquires `env_kind` at its start, others of `kinds` when a tool or the reward requests them. `admission` controls
+    all rollouts of the run (None: each makes one), `activities` lists what chains wait for (None: nothing does), `runner` runs
+    them (None: this process). `shown` and `call_bonus` are those of the task's draw (`shaping`).
     """
 
     agent: AgentLike
@@ -87,6 +76,8 @@ class Plan:
     on_event: Callable[[Event], None] | None = None
     activities: Activities | None = None
     runner: ChainRunner | None = None
+    shown: bool = False
+    call_bonus: float = 0.0
 
 
 @dataclass(slots=True)
@@ -160,7 +151,7 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
             since = time.perf_counter()
             try:
                 async with TimeLimit(time.monotonic() + plan.limits.score_timeout_s):
-                    await score(plan.reward, trajectory, context)
+                    await score(plan.reward, trajectory, context, plan.call_bonus)
             finally:
                 trajectory.scored_s = time.perf_counter() - since
     except TimeoutError:
@@ -337,10 +328,11 @@ def _sampling(base: Sampling, room: int, trajectory: Trajectory, turn: int) -> S
     return base.seeded(zlib.crc32(name.encode()), min(base.max_tokens, room))
 
 
-async def score(reward: Reward, trajectory: Trajectory, context: Context) -> None:
+async def score(reward: Reward, trajectory: Trajectory, context: Context, bonus: float = 0.0) -> None:
     """Set the final reward and its components, and add the rewards of turns. Parts that compare a group follow later."""
     trajectory.reward, trajectory.components = 0.0, {}
     add_score(trajectory, await reward.score(trajectory, context.env, context.lend))
+    add_score(trajectory, call_bonus(trajectory, bonus))
 
 
 def add_score(trajectory: Trajectory, result: Score) -> None:

@@ -24,9 +24,10 @@ from ..errors import ConfigError, DataError, DeadlineError, InvariantError, Roll
 from ..resources import Lease
 from ..tools import Context, call_tools
 from ..types import Event, Message, Outcome, Sampling, Task, ToolResult, Trajectory, Turn
-from .chain import Plan, borrow, opening_messages, play, score
+from .chain import Plan, borrow, play, score
 from .scheduler import score_group
 from .setup import RunnableAgent, make_plan, next_run_number, open_environments
+from .shaping import opening_messages
 
 STOPPED = "The call was stopped by the user."
 

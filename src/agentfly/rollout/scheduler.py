@@ -21,8 +21,9 @@ from ..protocols import BoundedEngine, Engine
 from ..resources import Admission, ResourceManager
 from ..rewards import Reward
 from ..types import Message, Task, Trajectory
-from .chain import Opening, Plan, add_score, fail, opening_messages, run_chain
+from .chain import Opening, Plan, add_score, fail, run_chain
 from .limits import Limits
+from .shaping import opening_messages
 
 log = logging.getLogger(__name__)
 MAX_CONCURRENCY = 256
@@ -38,7 +39,7 @@ def open_task(plan: Plan, task: Task, draw: int = 0) -> Opening:
     """Write and render a task's prompt. Raises DataError if it leaves no room for a reply."""
     if plan.runner is not None:
         return plan.runner.open(plan, task, draw)
-    return replace(_render(plan, task, opening_messages(plan.agent, task), f"task {task.id!r}"), draw=draw)
+    return replace(_render(plan, task, opening_messages(plan.agent, task, plan.shown), f"task {task.id!r}"), draw=draw)
 
 
 def check_prompts(plan: Plan, tasks: Sequence[Task]) -> None:
@@ -49,9 +50,10 @@ def check_prompts(plan: Plan, tasks: Sequence[Task]) -> None:
     """
     if plan.renderer is None or not tasks:
         return
-    overhead = len(_render(plan, tasks[0], opening_messages(plan.agent, tasks[0]), row_of(tasks[0], 0)).prompt_ids)
+    first = opening_messages(plan.agent, tasks[0], plan.shown)
+    overhead = len(_render(plan, tasks[0], first, row_of(tasks[0], 0)).prompt_ids)
     for index, task in enumerate(tasks):
-        messages = opening_messages(plan.agent, task)
+        messages = opening_messages(plan.agent, task, plan.shown)
         bound = overhead + sum(len(message.content.encode("utf-8", "replace")) for message in messages)
         if bound >= plan.limits.max_context or any(message.images for message in messages):
             _render(plan, task, messages, row_of(task, index))
@@ -60,8 +62,9 @@ def check_prompts(plan: Plan, tasks: Sequence[Task]) -> None:
 def _render(plan: Plan, task: Task, messages: list[Message], where: str) -> Opening:
     ids = [] if plan.renderer is None else plan.renderer.start(messages, plan.schemas)
     if len(ids) >= plan.limits.max_context:
+        long = "agent.examples" if plan.shown else "the row"
         raise DataError(
-            f"{where}: its prompt has {len(ids)} tokens, but the context holds {plan.limits.max_context}; shorten the row or "
+            f"{where}: its prompt has {len(ids)} tokens, but the context holds {plan.limits.max_context}; shorten {long} or "
             f"raise max_context"
         )
     return Opening(task, messages, ids)

@@ -97,7 +97,7 @@ class Pace:
 class GroupStream:
     """Runs the chains of a training run. `async with stream:` around its use; leaving it cancels the chains in flight.
 
-    `draw()` returns the row of the next task, and the task. `seeded(step)` returns the plan for the chains of a step.
+    `draw()` returns the row of the next task, and the task. `seeded(group)` returns the plan for its chains.
     `on_chain` receives each finished chain, and `learn` each group once it is trained, in the order of draws. `teaches` says
     of a complete group whether it has a learning signal.
     """
@@ -108,7 +108,7 @@ class GroupStream:
         pace: Pace,
         *,
         draw: Callable[[], tuple[int, Task]],
-        seeded: Callable[[int], Plan],
+        seeded: Callable[[Group], Plan],
         on_chain: Callable[[Group, Trajectory], None] | None = None,
         teaches: Callable[[Group], bool] = lambda group: True,
         learn: Callable[[Group], object] = lambda group: None,
@@ -266,7 +266,7 @@ class GroupStream:
         return min(total, self.admission.limit or total)
 
     async def _run(self, group: Group, chain: int) -> None:
-        plan = group.plan = group.plan or self._seeded(group.step)  # the siblings share one
+        plan = group.plan = group.plan or self._seeded(group)  # the siblings share one
         await self.admission.admit(self.admission.done, admission_timeout_s(plan.limits))
         try:
             if group.version is None:

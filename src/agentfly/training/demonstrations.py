@@ -7,23 +7,30 @@ learning. A chain is trained on the ids that were sampled; nothing of it is rend
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from .. import plugins
 from ..agents.base import BaseAgent
-from ..build import trainable_engine
+from ..aio.threads import run_to_end
+from ..build import build_plan, trainable_engine
+from ..config import Config
 from ..data import is_file_name, parse_message, read_rows
 from ..engines.prompt import decode
 from ..errors import ConfigError, DataError
 from ..learn.samples import to_samples
 from ..render.demo_reply import same_calls
-from ..rollout import make_plan, opening_messages
+from ..rollout import Plan, check_prompts, make_plan, opening_messages, run_chains
+from ..rollout.shaping import CALL_BONUS
 from ..runs import ChainFilter, RunDirectory, RunReader
 from ..runs.trained import best_and_worst, by_task, success_of, why_none_is_good
 from ..types import Completion, Message, Outcome, Sample, Task, Trajectory, Turn
+from ..watch.metrics import is_success
+from ..watch.observers import Observer
 
 COUNT = 1000
 """Demonstrations drawn from a set if no number is given."""
@@ -63,6 +70,8 @@ def best_chains(run: str, best: int | None = None, min_reward: float | None = No
             seen: set[tuple[int, ...]] = set()
             for row in rows:
                 trajectory = reader.trajectory(row.id)
+                if trajectory.total_reward - trajectory.components.get(CALL_BONUS, 0.0) < low - 1e-9:
+                    continue
                 if trajectory.trainable and (ids := _sampled(trajectory)) not in seen:
                     seen.add(ids)
                     chains.append(trajectory)
@@ -121,12 +130,31 @@ def demo_samples(rows: Sequence[Any] | Mapping[int, Any], agent: BaseAgent) -> l
     for index, row in rows.items() if isinstance(rows, Mapping) else enumerate(rows):
         if isinstance(row, Trajectory):
             _check_text(row, trainable_engine(agent).tokenizer, agent.model)
-        samples = to_samples(row if isinstance(row, Trajectory) else to_trajectory(row, index, agent, renderer, agent.schemas))
+            samples = _without_examples(row, agent, renderer)
+        else:
+            samples = to_samples(to_trajectory(row, index, agent, renderer, agent.schemas))
         longest = max(len(sample.token_ids) for sample in samples)
         if longest > limit:
             raise DataError(f"row {index}: the demonstration has {longest} tokens, but the context holds {limit}")
         all_samples += samples
     return all_samples
+
+
+def _without_examples(trajectory: Trajectory, agent: BaseAgent, renderer: Any) -> list[Sample]:
+    """The rows of a chain. If its prompt shows examples that the agent's prompts do not have, they are taken out of it."""
+    samples, plain = to_samples(trajectory), opening_messages(agent, trajectory.task)
+    shown = opening_messages(agent, trajectory.task, shown=True)
+    if shown == plain or trajectory.messages[: len(shown)] != shown:
+        return samples
+    sampled_under, other = renderer.start(shown, agent.schemas), renderer.start(plain, agent.schemas)
+    if sampled_under != list(trajectory.turns[0].context_ids):
+        raise DataError(
+            f"the prompt of chain {trajectory.id} is not rendered alike a second time, so its examples cannot be taken out: "
+            "remove agent.examples_steps"
+        )
+    from ..learn.hint import with_prompt  # late: torch
+
+    return [with_prompt(sample, sampled_under, other, "agent.examples_steps") for sample in samples]
 
 
 def to_trajectory(row: Any, index: int, agent: BaseAgent, renderer: Any, schemas: Sequence[Any]) -> Trajectory:
@@ -203,3 +231,47 @@ def _messages(row: Any, index: int) -> list[Message]:
                 f"row {index}: message {number} has the weight {item['weight']!r}, but all replies are trained alike"
             )
     return [parse_message(item, number, f"row {index}") for number, item in enumerate(row["messages"])]
+
+
+def self_made(
+    config: Config, agent: BaseAgent, tasks: Sequence[Task], observe: Observer,
+    opened: Callable[[Plan], AbstractAsyncContextManager[Plan]],
+) -> list[Trajectory]:  # fmt: skip
+    """Plays about `warm_start.count` chains of training tasks. Returns those with success. Raises DataError without any.
+
+    Each task gets `rollout.num_chains` chains. `opened` opens the environments of a plan.
+    """
+    num_chains = config.rollout.num_chains
+    count = min(len(tasks), max(1, config.warm_start.count // num_chains))
+    drawn = random.Random(f"self-made {config.seed}").sample(tasks, count)
+    bare = build_plan(config, agent)
+    seed = config.seed if config.sampling.seed is None else config.sampling.seed
+    plan = replace(bare, shown=True, sampling=replace(bare.sampling, seed=seed * 1_000_003))
+    check_prompts(plan, drawn)
+    observe.phase("self-made demonstrations", count * num_chains)
+    ended: list[Trajectory] = []
+
+    def end(trajectory: Trajectory) -> None:
+        ended.append(trajectory)
+        observe.advance(len(ended))
+
+    async def play() -> list[Trajectory]:
+        async with opened(plan) as ready:
+            return await run_chains(
+                ready, drawn, num_chains=num_chains, max_concurrency=config.rollout.max_concurrency, prefix="w",
+                on_trajectory=end,
+            )  # fmt: skip
+
+    chains = run_to_end(play())
+    good: dict[tuple[str, tuple[int, ...]], Trajectory] = {}
+    for chain in chains:
+        if chain.trainable and is_success(chain, config.agent.success_at):
+            good.setdefault((chain.task.id, _sampled(chain)), chain)
+    solved = len({chain.task.id for chain in good.values()})
+    observe.note(f"self-made demonstrations: kept {len(good)} of {len(chains)} chains, which solve {solved} of {count} tasks")
+    if solved < 2:
+        raise DataError(
+            f'warm_start.demos = "self" needs chains with success of two tasks, and {len(chains)} chains solved {solved}: give '
+            "other agent.examples, easier tasks or a larger warm_start.count, or demonstrations in a file"
+        )
+    return list(good.values())

@@ -29,6 +29,7 @@ from ..display import Displayed, data_frame, run_html
 from ..errors import AgentFlyError
 from ..protocols import GroupResult, PreparedEngine, RecordingLearner
 from ..rollout import Group, GroupStream, Pace, Plan, as_groups, most_in_flight, watchdog
+from ..rollout.shaping import left_at, shows_examples
 from ..runs.checkpoints import best_checkpoint
 from ..types import Completion, TokenRecord, Trajectory
 from ..watch.held_out import interval_text, left_out
@@ -396,10 +397,18 @@ class Trainer:
         self.result.sample = next((t for t in evaluation.trajectories if t.trainable), None)
         return evaluation
 
-    def _seeded(self, step: int) -> Plan:
-        """Returns the plan with this step's seed: steps differ, and a resumed run repeats the seeds of its steps."""
+    def _seeded(self, group: Group) -> Plan:
+        """Returns the plan with the seed of the group's step: steps differ, and a resumed run repeats those of its steps.
+
+        The step also decides about the examples and the bonus.
+        """
         base = self.config.seed if self.config.sampling.seed is None else self.config.sampling.seed
-        return replace(self.plan, sampling=replace(self.plan.sampling, seed=base * 1_000_003 + step))
+        rollout, fading = self.config.rollout, self.parts.agent.examples_steps or 0
+        return replace(
+            self.plan, sampling=replace(self.plan.sampling, seed=base * 1_000_003 + group.step),
+            shown=shows_examples(fading, self.config.seed, group.step, group.position),
+            call_bonus=rollout.call_bonus * left_at(group.step, rollout.call_bonus_steps),
+        )  # fmt: skip
 
     def _state(self) -> dict[str, Any]:
         from ..learn.model.storage import random_state

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ..agents.base import BaseAgent
 from ..build import adapt_model, build_hint, build_learner, build_plan
-from ..config import Config
+from ..config import SELF, Config
 from ..protocols import Learner, ReplicatedEngine, TrainableEngine
 from ..rollout import Plan, check_prompts, open_task
 from ..runs import Recorder, RunDirectory, RunStore, StoreWriter
@@ -22,6 +23,7 @@ from ..watch.observers import Observers, RunWarnings
 from ..watch.trackers import Trackers
 from .breakdown import Breakdown
 from .cluster.env_hosts import open_hosted_environments
+from .demonstrations import self_made
 from .draws import TaskDraws
 from .evidence import Probe, format_of
 from .idle import without_effect
@@ -83,7 +85,7 @@ def open_parts(
     rollout, sampling = config.rollout, config.sampling
     observe.phase(f"opening the model {config.agent.model}")
     engine = adapt_model(config, agent, observe.note)
-    opening = warm_start(config, agent, observe) if warm else {}
+    opening = _warm_start(config, agent, train, directory, observe) if warm else {}
     threads = seed_torch(config.seed, config.run.threads)
     if rollout.steps_ahead:
         engine.at_update = rollout.at_update
@@ -106,7 +108,7 @@ def open_parts(
     if (alone := learner.critic_warmup_steps) and not learner.version:
         observe.note(f"the critic learns alone in the first {alone} steps (train.critic_warmup_steps)")
     engine.publish(learner.version)
-    check_prompts(plan, train)
+    check_prompts(replace(plan, shown=agent.examples_steps != 0), train)
     check_prompts(plan, validation)
     prompt_ids = open_task(plan, train[0]).prompt_ids if train else [0]
     sharing = rollout.num_tasks * rollout.num_chains if engine.shares_weights else 1  # a copy has its own proof
@@ -129,6 +131,18 @@ def open_parts(
         draws=draws, validation_tasks=validation, ledger=ledger, probe=Probe(prompt_ids, sampling, sharing),
         breakdown=breakdown, writer=writer, saver=saver, opening=opening, exact=exact,
     )  # fmt: skip
+
+
+def _warm_start(
+    config: Config, agent: BaseAgent, train: Sequence[Task], directory: RunDirectory, observe: Observers
+) -> dict[str, float]:
+    """Runs the warm start, if the config has one, on demonstrations that the model may have to make first."""
+    logs, note = directory.path / "workers", observe.note
+    made = None
+    if config.warm_start.demos == SELF:
+        opened = partial(open_rollout, config, agent, logs=logs, note=note, trained=False)
+        made = self_made(config, agent, train, observe, opened)
+    return warm_start(config, agent, observe, made)
 
 
 def open_rollout(

@@ -139,6 +139,7 @@ def describe_run(parts: RunParts, step: int) -> dict[str, Any]:
         "seed": config.seed, "window": config.rollout.max_lag, "exact": parts.exact,
         "recomputes": config.rollout.at_update != "keep", "full": parts.ledger.bounds is not HALF,
         "shares": parts.engine.shares_weights, "truncates": parts.ledger.truncates, "reward": repr(parts.agent.reward),
+        "call_bonus": [config.rollout.call_bonus, config.rollout.call_bonus_steps],
     }  # fmt: skip
     return {
         "kind": "train", "model": config.agent.model, "world": config.agent.env or config.data.name,

@@ -211,8 +211,13 @@ def _task_of(row: tuple[int, Any]) -> Any:
     return row[1].task.id if isinstance(row[1], Trajectory) else row[0]
 
 
-def warm_start(config: Config, agent: BaseAgent, observe: Observer) -> dict[str, float]:
-    """Run the supervised steps of `[warm_start]` on the engine's model. Returns the held-out loss before and after."""
+def warm_start(
+    config: Config, agent: BaseAgent, observe: Observer, made: Sequence[Trajectory] | None = None
+) -> dict[str, float]:
+    """Run the supervised steps of `[warm_start]` on the engine's model. Returns the held-out loss before and after.
+
+    `made` are the self-made demonstrations, if the config asks for them.
+    """
     from ..learn.model.storage import seed_torch
     from ..learn.supervised import SupervisedLearner
 
@@ -221,7 +226,7 @@ def warm_start(config: Config, agent: BaseAgent, observe: Observer) -> dict[str,
         return {}
     seed_torch(config.seed, config.run.threads)
     engine = trainable_engine(agent)
-    rows = demo_rows(settings.demos, settings.count, config.seed, settings.mistakes)
+    rows = demo_rows(settings.demos, settings.count, config.seed, settings.mistakes) if made is None else list(made)
     first, last = split_rows(list(enumerate(rows)), 0.1, config.seed, key=_task_of)
     train, kept_back = demo_samples(dict(first), agent), demo_samples(dict(last), agent)
     optim = OptimSettings(

@@ -182,7 +182,7 @@ class WorkerPool(Role[Replica]):
         activity = None if plan.activities is None else RemoteActivity(trajectory, plan.activities)
         value = {
             "task": _encoded(opening.task), "draw": opening.draw, "chain": chain, "id": trajectory_id,
-            "sampling": sampling_fields(plan.sampling),
+            "sampling": sampling_fields(plan.sampling), "shown": plan.shown, "call_bonus": plan.call_bonus,
         }  # fmt: skip
         try:
             died = None

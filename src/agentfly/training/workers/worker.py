@@ -127,7 +127,8 @@ class RolloutWorker:
 
     async def do_chain(self, value: Mapping[str, Any]) -> list[Any]:
         """Run one chain. Returns the stored form of its trajectory, without the task, and the engine's counters."""
-        plan = replace(self._ready(), sampling=_sampling(value["sampling"]))
+        shaped = {name: value[name] for name in ("shown", "call_bonus")}
+        plan = replace(self._ready(), sampling=_sampling(value["sampling"]), **shaped)
         assert plan.admission is not None
         until = None if value["left_s"] is None else self.loop.time() + value["left_s"]
         task = codec.decode(value["task"], any_keys=True)
