@@ -396,15 +396,19 @@ class Config:
                 f"learner.ranks = {ranks} samples with the local engine, which copies the weights from the ranks: remove "
                 f"agent.engine.kind = {kind!r}, or set learner.ranks = 1"
             )
-        alone = {"reference_hint": self.loss.reference_hint is not None, "reference_every": self.loss.reference_every > 0}
+        alone = {
+            "loss.reference_hint": self.loss.reference_hint is not None,
+            "loss.reference_every": self.loss.reference_every > 0,
+            "train.optimizer of your own": self.train.optimizer not in plugins.BUILTIN["optimizers"],
+        }
         for name, given in alone.items():
             if ranks > 1 and given:
-                raise ConfigError(f"loss.{name} works on one learner rank: remove it, or set learner.ranks = 1")
+                raise ConfigError(f"{name} works on one learner rank: remove it, or set learner.ranks = 1")
 
     def to_dict(self) -> dict[str, Any]:
         """The config as nested tables. An algorithm or a sampler that is an object is named by its module or file."""
         tree = dataclasses.asdict(dataclasses.replace(self, algorithm=reference_of(self.algorithm)))
-        return {**tree, "data": _named(tree["data"])}
+        return {**tree, "data": _named(tree["data"]), "train": _named(tree["train"])}
 
     def to_toml(self) -> str:
         """Returns the whole config as TOML; `load` reads it back to an equal config."""

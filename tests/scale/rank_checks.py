@@ -21,7 +21,7 @@ from agentfly.runs.checkpoints import STATE, staging_folder, write_checkpoint
 from tests.scale.rank_cases import CASES, Weights, case, groups_of, make_learner, make_model, weights_of
 
 PLAIN = case("grpo", optim={"max_tokens_per_batch": 16})
-SAVED = ("ppo", "ppo, shared critic", "lora", "grpo, kl in the loss", "bfloat16")
+SAVED = ("ppo", "ppo, shared critic", "lora", "grpo, kl in the loss", "bfloat16", "short moments", "muon")
 
 
 def _own(spoil: Callable[[Tokens, Any], Any]) -> Algorithm:

@@ -82,6 +82,7 @@ def test_a_key_that_verl_cannot_run_is_refused_by_name(key: str) -> None:
         "loss.options": ["algorithm=gigpo", "loss.options={turn_weight=0.5}"],
         "train.logprob_chunk": ["train.logprob_chunk=64"],
         "train.save_every_s": ["train.save_every_s=5"],
+        "train.optimizer": ["train.optimizer=muon"],
         "train.stop_after": ["train.stop_after=3"],
         "train.keep_best": ["train.keep_best=true"],
         "train.max_logprob_gap": ["train.max_logprob_gap=1.0"],

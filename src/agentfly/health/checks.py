@@ -344,7 +344,7 @@ def _checkpoints(run: Run, check: Check) -> str:
 
 
 def _optimizer_steps(path: Path, check: Check) -> None:
-    """Compare Adam's own counts with the one that the learner wrote down: a state that changed while it was saved differs."""
+    """Compare the averages' own counts with the one that the learner wrote down: a state that changed while it was saved differs."""
     from ..learn.model.storage import load_state
     from ..learn.optim import counted_steps
 
@@ -352,7 +352,7 @@ def _optimizer_steps(path: Path, check: Check) -> None:
     for name in ("optimizer", "critic_optimizer"):
         state = learner[name] or {}
         if "steps" in state and (counted := counted_steps(state["adam"]["state"])) != state["steps"]:
-            check.add(f"{path.name}: Adam has counted {counted} steps in {name!r} instead of {state['steps']}: resume another")
+            check.add(f"{path.name}: the averages of {name!r} hold {counted} steps instead of {state['steps']}: resume another")
 
 
 def _handover(run: Run, check: Check) -> str:

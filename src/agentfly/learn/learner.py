@@ -243,7 +243,8 @@ class PolicyLearner:
             metrics["train/loss_scale"] = self._optimizer.loss_scale
         metrics["train/skipped"] = float(steps == 0)
         metrics["train/optimizer_steps"] = float(steps)
-        metrics["train/adam_steps"] = float(self._optimizer.num_steps)
+        if (counted := self._optimizer.num_steps) is not None:
+            metrics["train/adam_steps"] = float(counted)
         metrics |= totals.summed(self._group).means()
         self._kl_control.follow(metrics, self._updates)
         experience.share_notes(self._group)

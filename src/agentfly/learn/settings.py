@@ -7,9 +7,11 @@ an algorithm reads is a column of the table in `algorithms`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from .. import plugins
 from ..errors import ConfigError
 from ..schema import check_fields, setting
 
@@ -129,13 +131,24 @@ class LossSettings:
         return self.kl_kind or ("k3" if self.kl_in == "loss" else "k1")
 
 
+ADAMW = "adamw"
+MOMENT_BYTES = {ADAMW: 8.0, "adamw_bf16": 4.0, "adamw_8bit": 2.0 + 8.0 / 256, "muon": 8.0}
+"""Bytes of the moments of a weight, by the name of the optimizer; of Muon's matrices half."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimSettings:
     """How it is minimised. A step is one call of `update`; all passes of one step use one learning rate."""
 
+    optimizer: str | Callable[..., Any] = setting(
+        ADAMW,
+        "adamw; adamw_bf16 and adamw_8bit (AdamW with moments in 16 or 8 bits, rounded at random); muon (Newton-Schulz steps for "
+        "the matrices of the layers, of AdamW's size, AdamW for the rest); or your own: file.py:NAME or module:NAME of a "
+        "function from parameter groups to a torch.optim.Optimizer, in Python also the function.",
+    )
     lr: float | None = setting(
         None,
-        "Learning rate of AdamW, after warm-up; unset: 1e-4 for adapters (lora.rank), 1e-6 for all weights of a model of a "
+        "Learning rate, after warm-up; unset: 1e-4 for adapters (lora.rank), 1e-6 for all weights of a model of a "
         "billion or more, else (and in `agentfly sft`) 1e-5.",
         above=0,
     )
@@ -190,11 +203,25 @@ class OptimSettings:
         if not good or not all(isinstance(beta, int | float) and 0.0 <= beta < 1.0 for beta in self.betas):
             raise ConfigError(f"train.betas must be two numbers in [0, 1), not {self.betas!r}")
         check_fields(self, "train.")
+        if not (isinstance(self.optimizer, str) or callable(self.optimizer)):
+            raise ConfigError(f"train.optimizer must be a name or a function, not {self.optimizer!r}")
+        if isinstance(self.optimizer, str) and ":" not in self.optimizer and self.optimizer not in plugins.names("optimizers"):
+            plugins.resolve("optimizers", self.optimizer)  # raises, with the nearest names
         if self.schedule != "constant" and self.total_steps is not None and self.total_steps <= self.warmup_steps:
             raise ConfigError(
                 f"train.total_steps ({self.total_steps}) must be greater than train.warmup_steps ({self.warmup_steps}) "
                 f"for a {self.schedule} schedule"
             )
+
+    @property
+    def optimizer_name(self) -> str:
+        """The optimizer as a checkpoint names it."""
+        return self.optimizer if isinstance(self.optimizer, str) else plugins.reference_of(self.optimizer)
+
+    def moment_bytes(self, matrix: bool) -> float:
+        """Returns the bytes of the moments of a weight; those of a user's own optimizer count as AdamW's."""
+        each = MOMENT_BYTES.get(self.optimizer_name, MOMENT_BYTES[ADAMW])
+        return each / 2 if matrix and self.optimizer == "muon" else each
 
     def lr_of(self, num_weights: int, adapters: bool) -> float:
         """Returns the learning rate for a model of so many weights, of which all or only `adapters` are trained."""

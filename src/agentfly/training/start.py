@@ -135,7 +135,9 @@ def describe_run(parts: RunParts, step: int) -> dict[str, Any]:
     lr = config.train.lr_of(sum(each.numel() for each in parts.learner.model.parameters()), config.lora.rank > 0)
     rules = {
         "from": step + 1, "algorithm": reference_of(config.algorithm), "loss": asdict(algorithm.complete(config.loss)),
-        "optim": asdict(replace(config.train, lr=lr, total_steps=config.train.total_steps or config.train.steps)),
+        "optim": asdict(replace(
+            config.train, lr=lr, optimizer=config.train.optimizer_name, total_steps=config.train.total_steps or config.train.steps
+        )),
         "seed": config.seed, "window": config.rollout.max_lag, "exact": parts.exact,
         "recomputes": config.rollout.at_update != "keep", "full": parts.ledger.bounds is not HALF,
         "shares": parts.engine.shares_weights, "truncates": parts.ledger.truncates, "reward": repr(parts.agent.reward),

@@ -506,6 +506,7 @@ TABLE: dict[str, KeyRule] = {
     "train.critic_epochs": made("critic.ppo_epochs", critic(lambda value, job: {"critic.ppo_epochs": value or CRITIC_EPOCHS})),
     "train.critic_minibatches": made("critic.ppo_mini_batch_size", critic(critic_minibatches)),
     "train.critic_warmup_steps": made("trainer.critic_warmup", critic(critic_warmup)),
+    "train.optimizer": refused("verl trains with AdamW here: set actor_rollout_ref.actor.optim through verl.overrides"),
     "train.betas": made("actor.optim.betas", lambda value, job: optimizer("betas", list(value), job)),
     "train.weight_decay": made(
         "actor.optim.weight_decay (there on all weights, norms and biases too)",
