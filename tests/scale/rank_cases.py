@@ -40,7 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
     "grpo, padded rows": case("grpo", optim={"packing": "off", "max_tokens_per_batch": 24}),
     "grpo, gradient checkpointing": case("grpo", optim={"gradient_checkpointing": True}),
     "grpo, rewritten history": case("grpo", options={"splits": True}, optim=SMALL),
-    "grpo, kl in the loss": case("grpo", loss={"kl_coef": 0.1, "kl_target": 0.01, "entropy_coef": 0.01}),
+    "grpo, kl in the loss": case("grpo", loss={"kl_coef": 0.1, "kl_target": 0.01, "entropy_coef": 0.01, "entropy_target": 4.0}),
     "grpo, window": case("grpo", window=0, versions=True),
     "grpo, sequence correction": case("grpo", loss={"correction": "sequence"}, versions=True, optim=SMALL),
     "grpo, inexact sampler": case("grpo", loss={"correction": "mask"}, exact=False, noise=0.2),

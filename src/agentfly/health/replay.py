@@ -129,7 +129,7 @@ def _rules_at(rules: Sequence[dict[str, Any]], step: int) -> Any:
         algorithm = find_algorithm(record["algorithm"])
     except AgentFlyError as error:
         raise Skip(f"the algorithm cannot be loaded: {error}") from error
-    optim = {field.name: record["optim"][field.name] for field in fields(OptimSettings)}
+    optim = {field.name: record["optim"][field.name] for field in fields(OptimSettings) if field.name in record["optim"]}
     switches = {name: record[name] for name in ("seed", "window", "exact", "full", "recomputes")}
     return Rules(algorithm=algorithm, loss=LossSettings(**record["loss"]), optim=OptimSettings(**optim), **switches)
 
@@ -138,8 +138,9 @@ def _replay(run: Run, step: int, stored: Stored, rules: Any, checks: dict[str, C
     from ..learn.algorithms.replay import NotRecorded, StoredChain, replay
 
     metrics = run.metrics[step]
-    if (coef := metrics.get("train/kl_coef")) is not None:  # loss.kl_target has adapted it
-        rules = replace(rules, loss=replace(rules.loss, kl_coef=coef))
+    for name in ("kl_coef", "entropy_coef"):
+        if (coef := metrics.get(f"train/{name}")) is not None:  # loss.kl_target or loss.entropy_target has adapted it
+            rules = replace(rules, loss=replace(rules.loss, **{name: coef}))
     trainable = [each for each in stored.chains if each[1].trainable]
     series = [_series(row) for _, _, row in trainable]
     given = [StoredChain(chain, group, values) for (group, chain, _), values in zip(trainable, series, strict=True)]

@@ -20,6 +20,7 @@ METRICS = {
     "train/kl": "KL from the old policy to the current one, k3, over sampled tokens; 0 with one on-policy optimizer step.",
     "train/reference_kl": "KL to the reference model by the chosen estimator, over sampled tokens (kl_coef > 0).",
     "train/kl_coef": "loss.kl_coef in this step, if loss.kl_target adapts it.",
+    "train/entropy_coef": "loss.entropy_coef in this step, if loss.entropy_target adapts it; 0 after a step above the target.",
     "train/preference_accuracy": "Share of pairs whose chosen chain gained more on the reference than the rejected one (dpo).",
     "train/preference_margin": "Mean margin of the pairs: beta x (log p/q of the chosen chain - of the rejected one) (dpo).",
     "train/entropy": "Mean entropy of the policy at sampled tokens, in nats, over the chains that were run.",

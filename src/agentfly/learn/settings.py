@@ -75,7 +75,14 @@ class LossSettings:
         above=0,
         high=1,
     )
-    entropy_coef: float = setting(0.0, "Weight of the entropy bonus.", low=0)
+    entropy_coef: float = setting(0.0, "Weight of the entropy bonus; with entropy_target, the weight that it begins with.", low=0)
+    entropy_target: float | None = setting(
+        None,
+        "Entropy in nats (as in train/entropy) that the bonus keeps the policy from falling below: after each step entropy_coef "
+        "rises or falls by at most 0.02, to between 0 and 1, in proportion to the relative error up to 0.2, and it acts only "
+        "after steps below the target (arXiv:2505.22312).",
+        above=0,
+    )
     old_logprobs: Literal["auto", "recompute", "sampled"] = setting(
         "auto",
         "The ratio's denominator. recompute: the learner's own forward pass before the first step (free when there is only "
@@ -127,6 +134,11 @@ class LossSettings:
             )
 
     @property
+    def weighs_entropy(self) -> bool:
+        """Whether the entropy of all chains is measured: those without advantage get the bonus, too."""
+        return self.entropy_coef > 0 or self.entropy_target is not None
+
+    @property
     def kl_estimator(self) -> KlKind:
         return self.kl_kind or ("k3" if self.kl_in == "loss" else "k1")
 
@@ -164,11 +176,15 @@ class OptimSettings:
     weight_decay: float = setting(0.0, "AdamW's weight decay, on matrices only (not on norms and biases).", low=0)
     max_grad_norm: float = setting(1.0, "Gradients with a larger norm are scaled down to it.", above=0)
     warmup_steps: int = setting(0, "Steps over which the learning rate rises from 0.", low=0)
-    schedule: Literal["constant", "linear", "cosine"] = setting(
-        "constant", "The learning rate after warm-up: it stays, or falls to 0."
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = setting(
+        "constant",
+        "The learning rate after warm-up: constant, falling to lr_floor over the run (linear, cosine), or constant until it falls "
+        "in the last decay_steps along a line (wsd, arXiv:2404.06395).",
     )
+    lr_floor: float = setting(0.0, "Share of the learning rate that linear, cosine and wsd fall to.", low=0, below=1)
+    decay_steps: int | None = setting(None, "Steps of the fall of wsd; unset: a tenth of total_steps.", low=1)
     total_steps: int | None = setting(
-        None, "The step at which a linear or cosine schedule ends; unset: the length of the run.", low=1
+        None, "The step at which a linear, cosine or wsd schedule ends; unset: the length of the run.", low=1
     )
     epochs: int = setting(1, "Passes over the chains of a step.", low=1)
     num_minibatches: int = setting(
@@ -212,6 +228,10 @@ class OptimSettings:
                 f"train.total_steps ({self.total_steps}) must be greater than train.warmup_steps ({self.warmup_steps}) "
                 f"for a {self.schedule} schedule"
             )
+        if self.lr_floor and self.schedule == "constant":
+            raise ConfigError("train.lr_floor has no effect on a constant learning rate: set train.schedule, or remove it")
+        if self.decay_steps is not None and self.schedule != "wsd":
+            raise ConfigError('train.decay_steps has no effect without train.schedule = "wsd": set that, or remove it')
 
     @property
     def optimizer_name(self) -> str:
@@ -246,8 +266,12 @@ class OptimSettings:
             return 1.0
         if self.total_steps is None:
             raise ConfigError(f"a {self.schedule} schedule needs its end: set train.total_steps")
-        done = min(1.0, (step - self.warmup_steps) / (self.total_steps - self.warmup_steps))
-        return 1.0 - done if self.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        length = max(1, self.total_steps - self.warmup_steps)
+        if self.schedule == "wsd":
+            length = min(length, self.decay_steps or max(1, self.total_steps // 10))
+        done = min(1.0, max(0.0, (step - (self.total_steps - length)) / length))
+        left = 0.5 * (1.0 + math.cos(math.pi * done)) if self.schedule == "cosine" else 1.0 - done
+        return self.lr_floor + (1.0 - self.lr_floor) * left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -263,6 +263,8 @@ def schedule(value: str, job: Job) -> Mapping[str, Any]:
     options = optimizer("lr_warmup_steps", warmup or -1, job)
     if job.algorithm.needs_critic:
         options["critic.optim.lr_warmup_steps"] = -1  # as here, only the policy's rate warms up
+    if value == "wsd":
+        raise Refusal('verl has no such schedule: set train.schedule = "cosine"')
     if job.megatron:
         return options | optimizer("lr_decay_style", value, job)
     if value == "linear":
@@ -487,6 +489,7 @@ TABLE: dict[str, KeyRule] = {
     "loss.reference": refused("verl's reference is the model that the run begins with"),
     "loss.reference_hint": refused("verl's reference reads the policy's rows"),
     "loss.entropy_coef": to(f"{ACTOR}.entropy_coeff"),
+    "loss.entropy_target": refused("verl's entropy bonus has a fixed weight: set loss.entropy_coef"),
     "loss.old_logprobs": made("algorithm.rollout_correction.bypass_mode", old_logprobs),
     "loss.correction": made("algorithm.rollout_correction.rollout_is", correction),
     "loss.correction_cap": made("algorithm.rollout_correction.rollout_is_threshold", lambda value, job: {}),
@@ -515,6 +518,8 @@ TABLE: dict[str, KeyRule] = {
     "train.max_grad_norm": made("actor.optim.clip_grad", grad_norm),
     "train.warmup_steps": made("actor.optim.lr_warmup_steps", lambda value, job: {}),
     "train.schedule": made("actor.optim.lr_scheduler_type", schedule),
+    "train.lr_floor": refused("verl's own key is actor.optim.min_lr_ratio: set it through verl.overrides"),
+    "train.decay_steps": refused('verl has no such schedule: set train.schedule = "cosine"'),
     "train.total_steps": made("the end of the run", total_steps),
     "train.epochs": to(f"{ACTOR}.ppo_epochs"),
     "train.num_minibatches": made(
