@@ -175,6 +175,12 @@ class TrainSettings(OptimSettings):
     stop_after: int = setting(
         0, "end the run after so many validations that are not better by a paired test over the held-out tasks; 0: never", low=0
     )
+    restart_from_best: int = setting(
+        0,
+        "times that a run goes back to its best checkpoint (weights, moments, coefficients) where a validation is worse than the "
+        "best by the test of stop_after, or instead of ending by stop_after; needs keep_best and stop_after",
+        low=0,
+    )
     max_logprob_gap: float | None = setting(
         None,
         "largest mean difference between sampled and recomputed log-probs (nats) before the run stops; "
@@ -379,6 +385,7 @@ class Config:
         if config.backend != "verl" and (changed := _changed(config.verl)):
             raise ConfigError(f'verl.{changed[0]} has no effect without backend = "verl": set that, or remove it')
         config.check_ranks(config.learner.ranks)
+        config.check_restarts()
         _check_sampler(config)
         _check_cluster(config)
         if keys := config.train.critic_keys:
@@ -404,6 +411,19 @@ class Config:
         for name, given in alone.items():
             if ranks > 1 and given:
                 raise ConfigError(f"{name} works on one learner rank: remove it, or set learner.ranks = 1")
+
+    def check_restarts(self) -> None:
+        """Raises ConfigError if the run could not go back to its best checkpoint."""
+        if not self.train.restart_from_best:
+            return
+        if not (self.train.keep_best and self.train.stop_after):
+            raise ConfigError(
+                "train.restart_from_best needs the best checkpoint and its test: set train.keep_best and stop_after"
+            )
+        if self.rollout.max_lag:
+            raise ConfigError(
+                "train.restart_from_best works with rollout.max_lag = 0: above, chains in progress would go on under other weights"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """The config as nested tables. An algorithm or a sampler that is an object is named by its module or file."""

@@ -102,7 +102,9 @@ def played(model: Any, seed: int, version: int) -> list[list[Any]]:
         with torch.no_grad():
             logprobs = torch.log_softmax(model(torch.tensor([[number, 5, 6]])).logits[0, -1], -1)
         drawn = torch.multinomial(logprobs.exp(), 8, replacement=True).tolist()
-        chains = [chain_of_ids([0], [0], float(token % 6 == number), group=str(number), number=at) for at, token in enumerate(drawn)]
+        chains = [
+            chain_of_ids([0], [0], float(token % 6 == number), group=str(number), number=at) for at, token in enumerate(drawn)
+        ]
         for chain, token in zip(chains, drawn, strict=True):
             reply = Completion(text="", token_ids=[token], logprobs=[float(logprobs[token])], versions=[version])
             chain.turns = [Turn([number, 5, 6], True, reply)]
@@ -114,7 +116,9 @@ def entropies(steps: int = 60, lr: float = 5e-3, **loss: Any) -> tuple[list[floa
     model = tiny_llama(VOCABULARY)
     learner = learner_of(model, loss=loss, lr=lr, max_grad_norm=1.0)
     rows = [learner.update(played(model, seed, learner.version)) for seed in range(steps)]
-    return [row["train/entropy"] for row in rows if "train/entropy" in row], [row.get("train/entropy_coef", 0.0) for row in rows]
+    return [row["train/entropy"] for row in rows if "train/entropy" in row], [
+        row.get("train/entropy_coef", 0.0) for row in rows
+    ]
 
 
 def test_entropy_that_falls_without_it_stays_near_its_target() -> None:

@@ -92,7 +92,9 @@ def test_an_average_of_squares_that_shrinks_by_a_thousandth_shrinks() -> None:
             value = moments.read(state, "m", slice(0, 64), False)
             value[:, 1:] *= 0.999
             moments.write(state, "m", slice(0, 64), value, False, step, 0)
-        assert float(moments.read(state, "m", slice(0, 64), False)[:, 1:].mean()) == pytest.approx(0.3 * 0.999**300, rel=0.01), kind
+        assert float(moments.read(state, "m", slice(0, 64), False)[:, 1:].mean()) == pytest.approx(
+            0.3 * 0.999**300, rel=0.01
+        ), kind
 
 
 def test_eight_bits_never_make_the_square_of_a_gradient_zero() -> None:
@@ -130,7 +132,9 @@ def test_muon_is_the_published_iteration(shape: tuple[int, ...]) -> None:
         optimizer.step()
     parts = range(shape[0]) if len(shape) == 3 else [slice(None)]
     for part in parts:
-        assert_close_to_norm(weight[part].detach(), plain_muon(start[part], [each[part] for each in gradients], 0.02, 0.1).float())
+        assert_close_to_norm(
+            weight[part].detach(), plain_muon(start[part], [each[part] for each in gradients], 0.02, 0.1).float()
+        )
     values = torch.linalg.svdvals(rules.muon_change(gradients[0])) / (0.2 * max(shape[-2:]) ** 0.5)
     assert 0.5 < float(values.min()) < float(values.max()) < 1.3, "all singular values come near 1"
 
@@ -279,7 +283,9 @@ def momentum(groups: Any) -> torch.optim.Optimizer:
 
 
 def test_an_optimizer_of_a_user_trains_with_the_rates_of_the_settings(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("import torch\n\ndef make(groups):\n    return torch.optim.SGD(groups, lr=7.0, momentum=0.9)\n")
+    (tmp_path / "mine.py").write_text(
+        "import torch\n\ndef make(groups):\n    return torch.optim.SGD(groups, lr=7.0, momentum=0.9)\n"
+    )
     found = []
     for given in (momentum, f"{tmp_path / 'mine.py'}:make"):
         model = tiny_llama(VOCABULARY)

@@ -42,9 +42,10 @@ def _made(run: Run, check: Check) -> str:
 
 def _versions(run: Run, check: Check) -> str:
     chains = run.trained()
-    versions = run.series("train/version")
+    versions, went_back = run.series("train/version"), run.series("train/restarted_from")
     for earlier, later in zip(run.steps, run.steps[1:], strict=False):
-        if earlier in versions and later in versions and not 0 <= versions[later] - versions[earlier] <= later - earlier:
+        most = later - earlier + (earlier in went_back)
+        if earlier in versions and later in versions and not 0 <= versions[later] - versions[earlier] <= most:
             check.add(
                 f"the weights are at version {versions[earlier]:g} in step {earlier} and at {versions[later]:g} in step {later}"
             )

@@ -220,7 +220,8 @@ def _follow_version(check: Check, run: Run, step: int, version: int, seen: Repla
     metrics = run.metrics[step]
     steps = metrics.get("train/optimizer_steps", 0.0)
     later = run.metrics.get(step + 1, {}).get("train/version")
-    if later is not None and "train/version" in metrics and later != version + (steps > 0):
+    went_back = metrics.get("train/restarted_from")  # after the step, with a version of its own
+    if later is not None and "train/version" in metrics and later != version + (steps > 0) + (went_back is not None):
         check.add(f"step {step} took {steps:g} optimizer steps at version {version}, and step {step + 1} has version {later:g}")
     if "train/adam_steps" in metrics:
         # Steps of a version that did not record it have taken some.
@@ -232,6 +233,8 @@ def _follow_version(check: Check, run: Run, step: int, version: int, seen: Repla
                 f"step {step}: {seen.adam_steps:g} optimizer steps were taken, but Adam counts {metrics['train/adam_steps']:g}"
             )
             seen.adam_steps = metrics["train/adam_steps"]
+        if went_back is not None:
+            seen.adam_steps = run.metrics.get(int(went_back), {}).get("train/adam_steps")
     # A smaller rate moves float32 weights by less than their rounding.
     pushed = steps and metrics.get("train/lr", 0.0) > 1e-8 and metrics.get("train/grad_norm", 0.0) > 1e-4
     if pushed and metrics.get("train/weight_change") == 0.0:

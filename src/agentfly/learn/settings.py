@@ -75,7 +75,9 @@ class LossSettings:
         above=0,
         high=1,
     )
-    entropy_coef: float = setting(0.0, "Weight of the entropy bonus; with entropy_target, the weight that it begins with.", low=0)
+    entropy_coef: float = setting(
+        0.0, "Weight of the entropy bonus; with entropy_target, the weight that it begins with.", low=0
+    )
     entropy_target: float | None = setting(
         None,
         "Entropy in nats (as in train/entropy) that the bonus keeps the policy from falling below: after each step entropy_coef "

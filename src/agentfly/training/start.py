@@ -122,10 +122,12 @@ def _restore_records(parts: RunParts, step: int) -> dict[int, dict[str, float]]:
     rows = parts.writer.store.metrics()
     best = best_checkpoint(parts.directory.checkpoints)
     steps = {0, step} if best is None else {0, step, step_of(best)}
+    left = next((int(row.value) for row in rows if row.step == step and row.name == "train/restarted_from"), step)
+    steps.add(left)
     recorded = {at: {row.name: row.value for row in rows if row.step == at} for at in steps}
     parts.ledger.first_gap = next((row.value for row in rows if row.name == "train/logprob_gap"), None)
     if step:
-        parts.ledger.adam_steps = recorded[step].get("train/adam_steps")
+        parts.ledger.adam_steps = recorded[left].get("train/adam_steps")
     return recorded
 
 

@@ -541,6 +541,7 @@ TABLE: dict[str, KeyRule] = {
     "train.keep_checkpoints": to("trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep"),
     "train.keep_best": refused("verl keeps the newest checkpoints: set train.keep_checkpoints"),
     "train.stop_after": refused("verl trains to its last step"),
+    "train.restart_from_best": refused("verl trains to its last step"),
     "train.max_logprob_gap": refused("verl reports the gap (training/rollout_probs_diff_mean) and does not stop at it"),
     "train.max_failed_share": LOOP,
     # ---- lora, run, verl

@@ -137,12 +137,18 @@ class Optimizer:
             self._orthogonal += by_newton
             self._lrs += [lr] * len(masters)
             for decay, newton, members in (
-                (settings.weight_decay, False, [p for p, on in zip(masters, by_newton, strict=True) if p.dim() >= 2 and not on]),
+                (
+                    settings.weight_decay,
+                    False,
+                    [p for p, on in zip(masters, by_newton, strict=True) if p.dim() >= 2 and not on],
+                ),
                 (0.0, False, [p for p in masters if p.dim() < 2]),
                 (settings.weight_decay, True, [p for p, on in zip(masters, by_newton, strict=True) if on]),
             ):
                 if members:
-                    groups.append({"params": members, "lr": lr, "weight_decay": decay} | ({"orthogonal": True} if newton else {}))
+                    groups.append(
+                        {"params": members, "lr": lr, "weight_decay": decay} | ({"orthogonal": True} if newton else {})
+                    )
         if orthogonal and not any(self._orthogonal):
             names = " and ".join(type(module).__name__ for module, _ in modules)
             raise ConfigError(f'train.optimizer = "muon" finds no matrix in a transformer layer of {names}: choose another one')

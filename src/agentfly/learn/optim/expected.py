@@ -124,7 +124,9 @@ class StepCheck:
             own = self._spread([float(not given) for given in self._orthogonal])
             for now, made, width, rest in zip(stored, self._averages, self._widths, rounding, strict=False):
                 if bool((own * ((now - made).abs() - rest - SUMMED * width) > 0.0).any()):
-                    raise InvariantError("the moments that the optimizer stored are not those of its step, beyond their rounding")
+                    raise InvariantError(
+                        "the moments that the optimizer stored are not those of its step, beyond their rounding"
+                    )
             self._stored = self._samples_of_state()
         return expected.compare(self.weights())
 

@@ -96,7 +96,9 @@ def _adamw(weight: Tensor, state: Mapping[str, Tensor], group: Mapping[str, Any]
     for start in range(0, len(flat), length):
         rows = slice(start, start + length)
         mean = moments.read(held, "exp_avg", rows, signed=True).lerp(slope[rows], 1.0 - beta1)
-        square = moments.read(held, "exp_avg_sq", rows, signed=False).mul(beta2).addcmul(slope[rows], slope[rows], value=1.0 - beta2)
+        square = (
+            moments.read(held, "exp_avg_sq", rows, signed=False).mul(beta2).addcmul(slope[rows], slope[rows], value=1.0 - beta2)
+        )
         flat[rows].mul_(1.0 - group["lr"] * group["weight_decay"])
         flat[rows].addcdiv_(mean, (square / bias2).sqrt_().add_(EPS), value=-group["lr"] / bias1)
         place, seed = (first + start) * flat.shape[1], 2 * (8191 * count + number)
