@@ -177,8 +177,8 @@ class TrainSettings(OptimSettings):
     )
     restart_from_best: int = setting(
         0,
-        "times that a run goes back to its best checkpoint (weights, moments, coefficients) where a validation is worse than the "
-        "best by the test of stop_after, or instead of ending by stop_after; needs keep_best and stop_after",
+        "times that a run goes back to its best checkpoint (weights, moments, coefficients) where a validation is worse than "
+        "the best by the test of stop_after, or instead of ending by stop_after; needs keep_best and stop_after",
         low=0,
     )
     max_logprob_gap: float | None = setting(
@@ -422,7 +422,7 @@ class Config:
             )
         if self.rollout.max_lag:
             raise ConfigError(
-                "train.restart_from_best works with rollout.max_lag = 0: above, chains in progress would go on under other weights"
+                "train.restart_from_best works with rollout.max_lag = 0: running chains would go on under other weights"
             )
 
     def to_dict(self) -> dict[str, Any]:

@@ -345,7 +345,7 @@ def _checkpoints(run: Run, check: Check) -> str:
 
 
 def _optimizer_steps(path: Path, check: Check) -> None:
-    """Compare the averages' own counts with the one that the learner wrote down: a state that changed while it was saved differs."""
+    """Compare the averages' counts with the one that the learner wrote down: a state that changed while saved differs."""
     from ..learn.model.storage import load_state
     from ..learn.optim import counted_steps
 

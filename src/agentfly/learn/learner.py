@@ -41,8 +41,8 @@ from .model.storage import load_learner_state, load_weights
 from .optim import Optimizer
 from .samples import row_of
 from .settings import LossSettings, OptimSettings
-from .update.gradients import Gradients
 from .update.control import Control
+from .update.gradients import Gradients
 from .update.messages import pack_credit, unpack_credit
 from .update.modules import LearnerModules, check_critic_keys
 from .update.objective import Minibatch, Objective, old_logprobs

@@ -50,7 +50,7 @@ METRICS = {
     "train/last_entropy_slope": "train/entropy_slope of the last optimizer step.",
     "train/value_slope": "Sum of |d loss / d value| over tokens in the first optimizer step that trains the critic (PPO).",
     "train/weight_change": "Norm of the change of the weights, estimated from a sample (RMS over optimizer steps).",
-    "train/step_error": "Distance of the optimizers' steps from those of the settings, over their length; not of train.optimizer = your own.",
+    "train/step_error": "Distance of the steps of a named optimizer from those of the settings, over their length.",
     "train/adam_steps": "Optimizer steps of the run that the optimizer's averages hold.",
     "train/mismatch_kl": "KL from the sampler to the learner before the update, k3, over trained tokens, unless all are exact.",
     "train/ess": "Effective sample size, (sum w)^2 / (n sum w^2), of corrected tokens (loss.correction = sequence: chains).",

@@ -80,9 +80,9 @@ class LossSettings:
     )
     entropy_target: float | None = setting(
         None,
-        "Entropy in nats (as in train/entropy) that the bonus keeps the policy from falling below: after each step entropy_coef "
-        "rises or falls by at most 0.02, to between 0 and 1, in proportion to the relative error up to 0.2, and it acts only "
-        "after steps below the target (arXiv:2505.22312).",
+        "Entropy in nats (as in train/entropy) below which the bonus keeps the policy from falling: after each step "
+        "entropy_coef rises or falls by at most 0.02, to between 0 and 1, in proportion to the relative error up to 0.2, and "
+        "it acts only after steps below the target (arXiv:2505.22312).",
         above=0,
     )
     old_logprobs: Literal["auto", "recompute", "sampled"] = setting(
@@ -156,8 +156,8 @@ class OptimSettings:
 
     optimizer: str | Callable[..., Any] = setting(
         ADAMW,
-        "adamw; adamw_bf16 and adamw_8bit (AdamW with moments in 16 or 8 bits, rounded at random); muon (Newton-Schulz steps for "
-        "the matrices of the layers, of AdamW's size, AdamW for the rest); or your own: file.py:NAME or module:NAME of a "
+        "adamw; adamw_bf16 and adamw_8bit (AdamW with moments in 16 or 8 bits, rounded at random); muon (Newton-Schulz steps "
+        "for the matrices of the layers, of AdamW's size, AdamW for the rest); or your own: file.py:NAME or module:NAME of a "
         "function from parameter groups to a torch.optim.Optimizer, in Python also the function.",
     )
     lr: float | None = setting(
@@ -180,8 +180,8 @@ class OptimSettings:
     warmup_steps: int = setting(0, "Steps over which the learning rate rises from 0.", low=0)
     schedule: Literal["constant", "linear", "cosine", "wsd"] = setting(
         "constant",
-        "The learning rate after warm-up: constant, falling to lr_floor over the run (linear, cosine), or constant until it falls "
-        "in the last decay_steps along a line (wsd, arXiv:2404.06395).",
+        "The learning rate after warm-up: constant, falling to lr_floor over the run (linear, cosine), or constant until it "
+        "falls in the last decay_steps along a line (wsd, arXiv:2404.06395).",
     )
     lr_floor: float = setting(0.0, "Share of the learning rate that linear, cosine and wsd fall to.", low=0, below=1)
     decay_steps: int | None = setting(None, "Steps of the fall of wsd; unset: a tenth of total_steps.", low=1)

@@ -188,7 +188,7 @@ def without_effect(
         ("loss.correction loss.correction_cap", exact and not rollout.max_lag and loss.correction != "off",
          "the weights that are trained draw every token: set rollout.max_lag"),
         ("loss.value_clip", once, "values change only in the one optimizer step of the critic: set train.critic_minibatches"),
-        ("train.betas", train.optimizer not in plugins.BUILTIN["optimizers"], "train.optimizer is your own, which has its averages"),
+        ("train.betas", train.optimizer not in plugins.BUILTIN["optimizers"], "train.optimizer is your own"),
         ("train.total_steps", train.schedule == "constant", "the learning rate is constant: set train.schedule"),
         ("train.warmup_steps", train.warmup_steps > train.steps, "the run ends before the learning rate has reached train.lr"),
         ("train.keep_best train.stop_after", num_held_out != 0 and not train.validate_every,

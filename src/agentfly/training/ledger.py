@@ -174,8 +174,8 @@ class Ledger:
         lost = None if counted is None or self.adam_steps is None else self.adam_steps + steps - counted
         if not self._note("optimizer_counts", not lost, lost, 0):
             raise InvariantError(
-                f"the run has taken {(self.adam_steps or 0) + steps:g} optimizer steps, but the optimizer has counted {counted:g}: its "
-                f"averages were lost or belong to another run"
+                f"the run has taken {(self.adam_steps or 0) + steps:g} optimizer steps, but its averages hold {counted:g}: "
+                f"they were lost or belong to another run"
             )
         self.adam_steps = counted
 

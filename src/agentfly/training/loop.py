@@ -128,8 +128,7 @@ class Trainer:
         return self.result
 
     async def _steps(self) -> None:
-        settings = self.config.train
-        rollout = self.config.rollout
+        settings, rollout, every = self.config.train, self.config.rollout, self.config.train.validate_every
         if isinstance(self.engine, PreparedEngine):
             self.observe.phase("preparing the engine")
             chains = rollout.num_tasks * rollout.num_chains * (rollout.steps_ahead + 1)
@@ -142,11 +141,10 @@ class Trainer:
                 self.observe.validated(self.result.before)
             if (first := self.opening | self.result.before) and not self._recorded:
                 self.observe.log(first, 0)
-        elif settings.validate_every and self.step % settings.validate_every == 0 and self.step < settings.steps:
-            if not self.result.after:  # it was stopped in this validation
-                self.observe.log(metrics := await self._validated(), self.step)
-                if "train/restarted_from" in metrics:
-                    await self.saver.save(self.step, self._state())
+        elif every and self.step % every == 0 and self.step < settings.steps and not self.result.after:  # stopped in it
+            self.observe.log(metrics := await self._validated(), self.step)
+            if "train/restarted_from" in metrics:
+                await self.saver.save(self.step, self._state())
         await self._ask_probe()
         self.breakdown.begin()
         while self.step < settings.steps and self.plateau.reason is None:

@@ -1,6 +1,6 @@
 """Going back to the best checkpoint where a run has lost what it had learned (`train.restart_from_best`).
 
-    validation -> worse than the best, or a plateau -> the best checkpoint's weights, moments and coefficients -> publish -> save
+    validation -> worse than the best, or a plateau -> the weights, moments and coefficients of the best -> publish -> save
 
 The step, the order of the rows, the seeds and the schedule go on, so the run takes another way from there. The version of the
 weights rises by one, because no chain of an older version fits them.

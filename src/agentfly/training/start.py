@@ -133,13 +133,11 @@ def _restore_records(parts: RunParts, step: int) -> dict[int, dict[str, float]]:
 
 def describe_run(parts: RunParts, step: int) -> dict[str, Any]:
     """Who runs what, with the settings of the steps after this one, from which `agentfly replay` computes them again."""
-    config, algorithm = parts.config, find_algorithm(parts.config.algorithm)
+    config, train, algorithm = parts.config, parts.config.train, find_algorithm(parts.config.algorithm)
     lr = config.train.lr_of(sum(each.numel() for each in parts.learner.model.parameters()), config.lora.rank > 0)
     rules = {
         "from": step + 1, "algorithm": reference_of(config.algorithm), "loss": asdict(algorithm.complete(config.loss)),
-        "optim": asdict(replace(
-            config.train, lr=lr, optimizer=config.train.optimizer_name, total_steps=config.train.total_steps or config.train.steps
-        )),
+        "optim": asdict(replace(train, lr=lr, optimizer=train.optimizer_name, total_steps=train.total_steps or train.steps)),
         "seed": config.seed, "window": config.rollout.max_lag, "exact": parts.exact,
         "recomputes": config.rollout.at_update != "keep", "full": parts.ledger.bounds is not HALF,
         "shares": parts.engine.shares_weights, "truncates": parts.ledger.truncates, "reward": repr(parts.agent.reward),

@@ -1,9 +1,9 @@
 """An optimizer over a model's parameters, with float32 master weights and, for float16, a scaled loss.
 
-Parameters change in place, so that an engine that shares them sees the new weights. For parameters of low precision the optimizer
-works on float32 masters and writes them back: added to a bfloat16 weight directly, a small update is rounded away. Gradients
-add up in float32 for the same reason: `backward` moves the gradient of each parameter to its master as soon as it is known.
-The sum takes 4 bytes per parameter from the first micro batch to the step; short gradients exist for a moment only.
+Parameters change in place, so that an engine that shares them sees the new weights. For parameters of low precision the
+optimizer works on float32 masters and writes them back: added to a bfloat16 weight directly, a small update is rounded away.
+Gradients add up in float32 for the same reason: `backward` moves the gradient of each parameter to its master as soon as it is
+known. The sum takes 4 bytes per parameter from the first micro batch to the step; short gradients exist for a moment only.
 
 The gradients of a float16 model are computed from the loss times a factor, because float16 underflows below 6e-8. Callers
 therefore run `Optimizer.backward(loss)`, and compute the gradient again if `retry` returns True.
@@ -11,7 +11,7 @@ therefore run `Optimizer.backward(loss)`, and compute the gradient again if `ret
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -101,7 +101,8 @@ def _of_user(make: Make, groups: Groups) -> torch.optim.Optimizer:
     held = {id(each) for group in getattr(made, "param_groups", ()) for each in group["params"]}
     if not isinstance(made, torch.optim.Optimizer) or held != {id(each) for group in groups for each in group["params"]}:
         raise ConfigError(
-            f"train.optimizer must make a torch.optim.Optimizer of all parameter groups that it is given, not {type(made).__name__}"
+            "train.optimizer must make a torch.optim.Optimizer of all parameter groups that it is given, not "
+            f"{type(made).__name__}"
         )
     return made
 

@@ -22,7 +22,6 @@ from ..settings import OptimSettings
 from . import moments
 from .rules import EPS, MOMENTUM, Rule, muon_change
 
-
 SUMMED = 1e-5
 """Relative rounding of a sum in float32, as a share of its largest term."""
 

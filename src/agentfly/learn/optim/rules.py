@@ -42,7 +42,7 @@ class Rule:
 
 
 class CompactAdamW(torch.optim.Optimizer):
-    """AdamW whose moments are stored in `kind` ("bf16", "8bit"; None: float32). A step is computed in float32, and then rounded.
+    """AdamW whose moments are stored in `kind` ("bf16", "8bit"; None: float32). A step is computed before they are rounded.
 
     A group with `orthogonal` is stepped by Muon.
     """

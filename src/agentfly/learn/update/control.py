@@ -18,7 +18,7 @@ thousands of them; a policy that is sure of itself within a hundred steps needs 
 
 
 class Control:
-    """Adapts the coefficients after each update, and renews the reference (`loss.kl_target`, `entropy_target`, `reference_every`)."""
+    """Adapts the coefficients after each update, and renews the reference."""
 
     def __init__(self, modules: LearnerModules, loss: LossSettings) -> None:
         self._modules, self._loss = modules, loss
