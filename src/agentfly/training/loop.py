@@ -38,9 +38,8 @@ from .draws import fingerprint
 from .evaluation import Evaluation, validate
 from .idle import IdleSteps, Plateau, task_values
 from .parts import RunParts, open_rollout
-from .restarting import go_back
 from .saving import finish, finish_in_thread
-from .start import Start, describe_run
+from .start import Start, describe_run, go_back
 from .stopping import StopSignals
 
 LOOK_S = 0.5

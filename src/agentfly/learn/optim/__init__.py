@@ -24,7 +24,7 @@ from ..model.evidence import ExpectedStep, local_part, pick, same
 from ..model.shards import layers_of, shard_like
 from ..settings import ADAMW, OptimSettings
 from .expected import StepCheck
-from .rules import Groups, Make, Rule
+from .rules import Groups, Make, NamedOptimizer
 
 MAX_COPIED = 2**28
 """Numbers converted between precisions at a time: 1 GiB as float32."""
@@ -83,10 +83,10 @@ def _move_gradient(master: Tensor, parameter: Tensor) -> None:
     parameter.grad = None
 
 
-def _rule_of(settings: OptimSettings) -> Rule | Make:
+def _rule_of(settings: OptimSettings) -> NamedOptimizer | Make:
     """The named optimizer, or what a user gives."""
     given = settings.optimizer
-    rule: Rule | Make = plugins.resolve("optimizers", given) if isinstance(given, str) else given
+    rule: NamedOptimizer | Make = plugins.resolve("optimizers", given) if isinstance(given, str) else given
     return rule
 
 
@@ -123,7 +123,7 @@ class Optimizer:
         self._lrs: list[float] = []
         self._orthogonal: list[bool] = []
         rule = _rule_of(settings)
-        orthogonal = isinstance(rule, Rule) and rule.orthogonal
+        orthogonal = isinstance(rule, NamedOptimizer) and rule.orthogonal
         groups: list[dict[str, Any]] = []
         modules = list(modules)
         passed = [torch.empty(0, dtype=computed), *(parameter for module, _ in modules for parameter in module.parameters())]
@@ -153,10 +153,10 @@ class Optimizer:
         if orthogonal and not any(self._orthogonal):
             names = " and ".join(type(module).__name__ for module, _ in modules)
             raise ConfigError(f'train.optimizer = "muon" finds no matrix in a transformer layer of {names}: choose another one')
-        self._adam = rule.make(groups, settings.betas) if isinstance(rule, Rule) else _of_user(rule, groups)
+        self._adam = rule.make(groups, settings.betas) if isinstance(rule, NamedOptimizer) else _of_user(rule, groups)
         for group in self._adam.param_groups:
             group["base_lr"] = group["lr"]
-        known = rule if isinstance(rule, Rule) else None
+        known = rule if isinstance(rule, NamedOptimizer) else None
         self._check = StepCheck(self._masters, self._lrs, self._orthogonal, settings, self._adam, known)
 
     @property

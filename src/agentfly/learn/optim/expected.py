@@ -20,7 +20,7 @@ from ..model.evidence import STEPPED, ExpectedStep, local_part, same, strided
 from ..model.shards import first_row, like_shard, whole
 from ..settings import OptimSettings
 from . import moments
-from .rules import EPS, MOMENTUM, Rule, muon_change
+from .rules import EPS, MOMENTUM, NamedOptimizer, muon_change
 
 SUMMED = 1e-5
 """Relative rounding of a sum in float32, as a share of its largest term."""
@@ -31,7 +31,7 @@ class StepCheck:
 
     def __init__(
         self, masters: Sequence[Tensor], lrs: Sequence[float], orthogonal: Sequence[bool], settings: OptimSettings,
-        optimizer: torch.optim.Optimizer, rule: Rule | None,
+        optimizer: torch.optim.Optimizer, rule: NamedOptimizer | None,
     ) -> None:  # fmt: skip
         self._masters, self._lrs, self._orthogonal = masters, lrs, orthogonal
         self._settings, self._optimizer, self._rule = settings, optimizer, rule

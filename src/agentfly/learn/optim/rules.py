@@ -30,7 +30,7 @@ Groups = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class NamedOptimizer:
     """An optimizer whose steps are computed again: `make` builds it from parameter groups and the betas.
 
     `keeps`: whether the averages that were stored are those that were computed, without rounding.
@@ -52,7 +52,7 @@ class CompactAdamW(torch.optim.Optimizer):
         super().__init__(groups, {"lr": 1e-3, "betas": betas, "weight_decay": 0.0, "orthogonal": False})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Step every parameter that has a gradient."""
         number = 0
         for group in self.param_groups:
@@ -136,10 +136,10 @@ def _torch_adamw(groups: Groups, betas: tuple[float, float]) -> torch.optim.Opti
     return torch.optim.AdamW(groups, betas=betas, fused=True)
 
 
-ADAMW = Rule(_torch_adamw)
-ADAMW_BF16 = Rule(partial(CompactAdamW, kind="bf16"), keeps=False)
-ADAMW_8BIT = Rule(partial(CompactAdamW, kind="8bit"), keeps=False)
-MUON = Rule(CompactAdamW, orthogonal=True, keeps=False)
+ADAMW = NamedOptimizer(_torch_adamw)
+ADAMW_BF16 = NamedOptimizer(partial(CompactAdamW, kind="bf16"), keeps=False)
+ADAMW_8BIT = NamedOptimizer(partial(CompactAdamW, kind="8bit"), keeps=False)
+MUON = NamedOptimizer(CompactAdamW, orthogonal=True, keeps=False)
 
 Make = Callable[[Sequence[dict[str, Any]]], torch.optim.Optimizer]
 """An optimizer of a user: parameter groups with `params`, `lr` and `weight_decay` in, an optimizer out."""
