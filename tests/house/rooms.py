@@ -49,7 +49,7 @@ ROOMS = {
     "rollout": Room(7, 1_246),
     "agents": Room(8, 610),
     "envs": Room(8, 10_430),
-    "learn": Room(8, 6_164),
+    "learn": Room(8, 6_166),
     "runs": Room(8, 3_066),
     "pocket": Room(9, 260),
     "watch": Room(9, 2_168),

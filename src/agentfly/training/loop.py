@@ -204,7 +204,7 @@ class Trainer:
         if self.plateau.restart is None:
             return self.result.after
         self.sound = False
-        went = await finish(asyncio.ensure_future(go_back(self.parts, self.plateau, self.step)))
+        went: dict[str, float] = await finish(asyncio.ensure_future(go_back(self.parts, self.plateau, self.step)))
         self.sound = True
         await self._ask_probe()
         return self.result.after | went

@@ -271,22 +271,22 @@ class Optimizer:
 
     def state_dict(self) -> dict[str, Any]:
         masters = [m.detach() for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]
-        more = {"loss_scale": self._scale.state_dict()} if self._scale.active else {}
+        more: dict[str, object] = {"loss_scale": self._scale.state_dict()} if self._scale.active else {}
         more |= {} if (count := self.num_steps) is None else {"steps": count}
         more |= {} if (name := self._settings.optimizer_name) == ADAMW else {"optimizer": name}
         return {"adam": self._adam.state_dict(), "masters": masters, **more}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`, whose tensors are there or are functions that read rows of them (`model.shards.Read`)."""
-        if (saved := state.get("optimizer", ADAMW)) != (own := self._settings.optimizer_name):
-            raise ConfigError(f"the checkpoint holds the moments of train.optimizer = {saved!r}, not of {own!r}: set that one")
+        if (saved := state.get("optimizer", ADAMW)) != (name := self._settings.optimizer_name):
+            raise ConfigError(f"the checkpoint holds the moments of train.optimizer = {saved!r}, not of {name!r}: set that one")
         adam, parameters = state["adam"], [each for group in self._adam.param_groups for each in group["params"]]
         if set(adam["state"]) - set(range(len(parameters))):
             raise ConfigError("the checkpoint's optimizer has other parameters")
         averages = {
             number: {
-                name: shard_like(parameters[number], value) if callable(value) or getattr(value, "shape", ()) else value
-                for name, value in values.items()
+                key: shard_like(parameters[number], value) if callable(value) or torch.as_tensor(value).dim() else value
+                for key, value in values.items()
             }
             for number, values in adam["state"].items()
         }

@@ -68,7 +68,7 @@ class CompactAdamW(torch.optim.Optimizer):
                     _adamw(weight, state, group, number)
 
     def _begin(self, weight: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
-        state = self.state[weight]
+        state: dict[str, Any] = self.state[weight]
         state["step"] = torch.tensor(0.0)
         for name in ("exp_avg",) if group["orthogonal"] else ("exp_avg", "exp_avg_sq"):
             for part, rows in moments.make(local_part(weight), self.kind).items():
@@ -87,6 +87,7 @@ class CompactAdamW(torch.optim.Optimizer):
 
 
 def _adamw(weight: Tensor, state: Mapping[str, Tensor], group: Mapping[str, Any], number: int) -> None:
+    assert weight.grad is not None
     local, grad = (local_part(each) for each in (weight, weight.grad))
     flat, slope = moments.flat(local), moments.flat(grad.contiguous())
     held = {name: local_part(tensor) for name, tensor in state.items()}
@@ -129,7 +130,8 @@ def muon_change(matrix: Tensor) -> Tensor:
     for _ in range(ITERATIONS):
         square = made @ made.mT
         made = a * made + (b * square + c * square @ square) @ made
-    return (made.mT if rows > columns else made) * (0.2 * max(rows, columns) ** 0.5)
+    size: float = 0.2 * max(rows, columns) ** 0.5
+    return size * (made.mT if rows > columns else made)
 
 
 def _torch_adamw(groups: Groups, betas: tuple[float, float]) -> torch.optim.Optimizer:
