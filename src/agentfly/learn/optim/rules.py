@@ -130,8 +130,8 @@ def muon_change(matrix: Tensor) -> Tensor:
     for _ in range(ITERATIONS):
         square = made @ made.mT
         made = a * made + (b * square + c * square @ square) @ made
-    size: float = 0.2 * max(rows, columns) ** 0.5
-    return size * (made.mT if rows > columns else made)
+    made = made.mT if rows > columns else made
+    return made.mul(0.2 * max(rows, columns) ** 0.5)
 
 
 def _torch_adamw(groups: Groups, betas: tuple[float, float]) -> torch.optim.Optimizer:
