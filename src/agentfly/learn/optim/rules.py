@@ -124,14 +124,14 @@ def muon_change(matrix: Tensor) -> Tensor:
     computed again and compared.
     """
     rows, columns = matrix.shape[-2:]
-    made = matrix.mT if rows > columns else matrix
+    made: Tensor = matrix.mT if rows > columns else matrix
     made = made / (torch.linalg.matrix_norm(made, keepdim=True) + 1e-7)
     a, b, c = NEWTON_SCHULZ
     for _ in range(ITERATIONS):
         square = made @ made.mT
         made = a * made + (b * square + c * square @ square) @ made
     made = made.mT if rows > columns else made
-    return made.mul(0.2 * max(rows, columns) ** 0.5)
+    return made * float(0.2 * max(rows, columns) ** 0.5)
 
 
 def _torch_adamw(groups: Groups, betas: tuple[float, float]) -> torch.optim.Optimizer:
