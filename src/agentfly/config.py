@@ -201,6 +201,12 @@ class TrainSettings(OptimSettings):
     stop_after: int = setting(
         0, "end the run after so many validations that are not better by a paired test over the held-out tasks; 0: never", low=0
     )
+    restart_from_best: int = setting(
+        0,
+        "times that a run goes back to its best checkpoint (weights, moments, coefficients) where a validation is worse than "
+        "the best by the test of stop_after, or instead of ending by stop_after; needs keep_best and stop_after",
+        low=0,
+    )
     max_logprob_gap: float | None = setting(
         None,
         "largest mean difference between sampled and recomputed log-probs (nats) before the run stops; "
@@ -405,6 +411,7 @@ class Config:
         if config.backend != "verl" and (changed := _changed(config.verl)):
             raise ConfigError(f'verl.{changed[0]} has no effect without backend = "verl": set that, or remove it')
         config.check_ranks(config.learner.ranks)
+        config.check_restarts()
         _check_sampler(config)
         _check_cluster(config)
         if config.backend == "verl" and config.warm_start.demos == SELF:
@@ -426,15 +433,32 @@ class Config:
                 f"learner.ranks = {ranks} samples with the local engine, which copies the weights from the ranks: remove "
                 f"agent.engine.kind = {kind!r}, or set learner.ranks = 1"
             )
-        alone = {"reference_hint": self.loss.reference_hint is not None, "reference_every": self.loss.reference_every > 0}
+        alone = {
+            "loss.reference_hint": self.loss.reference_hint is not None,
+            "loss.reference_every": self.loss.reference_every > 0,
+            "train.optimizer of your own": self.train.optimizer not in plugins.BUILTIN["optimizers"],
+        }
         for name, given in alone.items():
             if ranks > 1 and given:
-                raise ConfigError(f"loss.{name} works on one learner rank: remove it, or set learner.ranks = 1")
+                raise ConfigError(f"{name} works on one learner rank: remove it, or set learner.ranks = 1")
+
+    def check_restarts(self) -> None:
+        """Raises ConfigError if the run could not go back to its best checkpoint."""
+        if not self.train.restart_from_best:
+            return
+        if not (self.train.keep_best and self.train.stop_after):
+            raise ConfigError(
+                "train.restart_from_best needs the best checkpoint and its test: set train.keep_best and stop_after"
+            )
+        if self.rollout.max_lag:
+            raise ConfigError(
+                "train.restart_from_best works with rollout.max_lag = 0: running chains would go on under other weights"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """The config as nested tables. An algorithm or a sampler that is an object is named by its module or file."""
         tree = dataclasses.asdict(dataclasses.replace(self, algorithm=reference_of(self.algorithm)))
-        return {**tree, "data": _named(tree["data"])}
+        return {**tree, "data": _named(tree["data"]), "train": _named(tree["train"])}
 
     def to_toml(self) -> str:
         """Returns the whole config as TOML; `load` reads it back to an equal config."""

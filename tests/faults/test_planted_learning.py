@@ -515,13 +515,13 @@ STOPPED: dict[str, tuple[Callable[[Patch], None], str, dict[str, Any]]] = {
     "log-probs that are scaled": (scaled_log_probs, "above the recomputed ones", {}),
     "an optimizer that does nothing": (no_step, "no weight has changed", {}),
     "Adam that does nothing": (no_adam_step, "no weight has changed", {}),
-    "a learning rate that is 10 % off": (groups_of_adam(lambda group: group.update(lr=1.1 * group["lr"])), "from AdamW's", {
+    "a learning rate that is 10 % off": (groups_of_adam(lambda group: group.update(lr=1.1 * group["lr"])), "of the settings", {
         "lr": 1e-6
     }),
-    "a weight decay that was not set": (groups_of_adam(lambda group: group.update(weight_decay=0.1)), "from AdamW's", {}),
-    "other averages": (groups_of_adam(lambda group: group.update(betas=(0.9, 0.99))), "from AdamW's", {}),
-    "another limit of the gradient": (another_clip, "from AdamW's", {}),
-    "a critic that stands still": (critic_stands_still, "from AdamW's", {"algorithm": "ppo"}),
+    "a weight decay that was not set": (groups_of_adam(lambda group: group.update(weight_decay=0.1)), "of the settings", {}),
+    "other averages": (groups_of_adam(lambda group: group.update(betas=(0.9, 0.99))), "of the settings", {}),
+    "another limit of the gradient": (another_clip, "of the settings", {}),
+    "a critic that stands still": (critic_stands_still, "of the settings", {"algorithm": "ppo"}),
     "adapters that act twice in the engine": (adapters_twice, "a part of them", {"lora": {"rank": 4}, "lr": 2e-6, "steps": 9}),
     "a reference that follows the policy": (reference_follows, "reference model has changed", {"loss": {"kl_coef": 0.1}}),
 }  # fmt: skip

@@ -295,7 +295,7 @@ def test_a_checkpoint_whose_optimizer_is_of_a_later_step_is_found(run: Path) -> 
     save_state(folder / "trainer.pt", state)
     _seal(folder, 2)
     (problem,) = checks(run)["checkpoints"].problems
-    assert re.match(r"step-000002: Adam has counted \d steps in 'optimizer' instead of \d: resume another", problem)
+    assert re.match(r"step-000002: the averages of 'optimizer' hold \d steps instead of \d: resume another", problem)
 
 
 def test_a_run_without_the_version_of_its_steps_says_that_the_lag_was_not_checked(run: Path) -> None:

@@ -34,7 +34,10 @@ def test_every_setting_says_what_it_is_for(kind):
         (OptimSettings, {"epochs": 1.5}, "train.epochs must be an integer of at least 1"),
         (OptimSettings, {"num_minibatches": True}, "train.num_minibatches"),
         (OptimSettings, {"betas": [0.9]}, "two numbers"),
-        (OptimSettings, {"schedule": "step"}, "'constant', 'linear' or 'cosine'"),
+        (OptimSettings, {"schedule": "step"}, "'constant', 'linear', 'cosine' or 'wsd'"),
+        (OptimSettings, {"lr_floor": 0.1}, "train.lr_floor has no effect on a constant learning rate"),
+        (OptimSettings, {"lr_floor": 1.0, "schedule": "wsd"}, "train.lr_floor must be a number of at least 0 and below 1"),
+        (OptimSettings, {"decay_steps": 5, "schedule": "linear"}, "train.decay_steps has no effect without train.schedule"),
         (OptimSettings, {"schedule": "linear", "total_steps": 5, "warmup_steps": 5}, "must be greater than train.warmup_steps"),
     ],
 )
@@ -51,6 +54,13 @@ def test_schedules_by_hand():
     cosine = OptimSettings(schedule="cosine", total_steps=4)
     assert [cosine.lr_factor(step) for step in (0, 2, 4, 9)] == pytest.approx([1.0, 0.5, 0.0, 0.0])
     assert OptimSettings(warmup_steps=4).lr_factor(100) == 1.0
+    stable = OptimSettings(warmup_steps=2, schedule="wsd", total_steps=10, decay_steps=4)
+    assert [stable.lr_factor(step) for step in (0, 1, 2, 6, 7, 8, 9, 10, 11)] == [0.5, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+    assert [OptimSettings(schedule="wsd", total_steps=40).lr_factor(step) for step in (36, 38, 40)] == [1.0, 0.5, 0.0]
+    for name in ("linear", "cosine", "wsd"):
+        floored = OptimSettings(schedule=name, total_steps=10, lr_floor=0.2)
+        assert [floored.lr_factor(step) for step in (0, 10, 99)] == pytest.approx([1.0, 0.2, 0.2])
+    assert OptimSettings(schedule="linear", total_steps=10, lr_floor=0.2).lr_factor(5) == pytest.approx(0.6)
 
 
 def test_a_schedule_without_an_end_says_what_to_set():

@@ -21,7 +21,7 @@ from agentfly.runs.checkpoints import STATE, staging_folder, write_checkpoint
 from tests.scale.rank_cases import CASES, Weights, case, groups_of, make_learner, make_model, weights_of
 
 PLAIN = case("grpo", optim={"max_tokens_per_batch": 16})
-SAVED = ("ppo", "ppo, shared critic", "lora", "grpo, kl in the loss", "bfloat16")
+SAVED = ("ppo", "ppo, shared critic", "lora", "grpo, kl in the loss", "bfloat16", "short moments", "muon")
 
 
 def _own(spoil: Callable[[Tokens, Any], Any]) -> Algorithm:
@@ -154,7 +154,35 @@ def saving(name: str) -> Callable[[Any, Path], Any]:
     return run
 
 
+GOES_BACK = case("grpo", optim={"warmup_steps": 8, "optimizer": "adamw_bf16"}, loss={"entropy_target": 4.0})
+
+
+def go_back(learner: Any, folder: Path) -> tuple[Weights, dict[str, float]]:
+    """Load the checkpoint of the first update after the second one, with a version and a count of updates that go on."""
+    place = None
+    for update in range(2):
+        learner.update(groups_of(GOES_BACK, update))
+        place = place or save(learner, folder, f"back-{type(learner).__name__}")
+    state = load_state(place / STATE)["learner"]  # type: ignore[operator]
+    learner.restore(place, {**state, "version": learner.version + 1, "updates": learner.state_dict()["updates"]})
+    assert learner.version == 3
+    metrics = learner.update(groups_of(GOES_BACK, 2))
+    return weights_of(learner), metrics
+
+
+def goes_back(group: Any, folder: Path) -> Any:
+    """The learning rate of all ranks goes on, although the other ranks read an older count from the checkpoint."""
+    learner = make_learner(GOES_BACK, make_model(GOES_BACK), group)
+    if not group.leads:
+        learner.follow()
+        return None
+    found = go_back(learner, folder)
+    learner.stop()
+    return found
+
+
 CHECKS: dict[str, Callable[[Any, Path], Any]] = {
+    "goes back": goes_back,
     "a check refuses": failing(GRPO, check=_refuse),
     "the announcement fails": failing(GRPO, changing=_refuse),
     "a loss raises on one rank": failing(_own(_raises)),

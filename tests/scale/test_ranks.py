@@ -18,7 +18,7 @@ from agentfly.learn.model.storage import load_state
 from agentfly.runs.checkpoints import STATE, broken_files
 from tests.close import ROUNDING, TERMS, assert_close_to_norm
 from tests.scale.rank_cases import CASES, SIZES, groups_of, make_learner, make_model, run_case, updates_of, weights_of
-from tests.scale.rank_checks import CHECKS, PLAIN, SAVED, go_on, other_model, save
+from tests.scale.rank_checks import CHECKS, GOES_BACK, PLAIN, SAVED, go_back, go_on, other_model, save
 from tests.scale.rank_pool import ROOT, run_pool
 
 pytestmark = pytest.mark.timeout(1200)  # a busy machine imports torch four times
@@ -162,6 +162,15 @@ def test_ranks_agree_on_the_size_of_micro_batches(size: int, found: Path) -> Non
     assert told["tokens"] == 16
     assert told["metrics"]["train/grad_norm"] == pytest.approx(metrics["train/grad_norm"], rel=ROUNDING)
     assert_near(told["weights"], weights_of(learner))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_ranks_that_go_back_to_a_checkpoint_go_on_as_one_process_does(size: int, found: Path, tmp_path: Path) -> None:
+    weights, metrics = torch.load(found / f"{size}-goes back.pt", weights_only=True)
+    own, expected = go_back(make_learner(GOES_BACK, make_model(GOES_BACK)), tmp_path)
+    assert_near(weights, own)
+    for key in expected.keys() - DIVISION:
+        assert metrics[key] == pytest.approx(expected[key], rel=ROUNDING, abs=ROUNDING), key
 
 
 @pytest.mark.parametrize(("name", "size"), [*((name, 2) for name in SAVED), *((name, 4) for name in SAVED_ON_FOUR)])

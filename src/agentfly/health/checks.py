@@ -42,9 +42,10 @@ def _made(run: Run, check: Check) -> str:
 
 def _versions(run: Run, check: Check) -> str:
     chains = run.trained()
-    versions = run.series("train/version")
+    versions, went_back = run.series("train/version"), run.series("train/restarted_from")
     for earlier, later in zip(run.steps, run.steps[1:], strict=False):
-        if earlier in versions and later in versions and not 0 <= versions[later] - versions[earlier] <= later - earlier:
+        most = later - earlier + (earlier in went_back)
+        if earlier in versions and later in versions and not 0 <= versions[later] - versions[earlier] <= most:
             check.add(
                 f"the weights are at version {versions[earlier]:g} in step {earlier} and at {versions[later]:g} in step {later}"
             )
@@ -344,7 +345,7 @@ def _checkpoints(run: Run, check: Check) -> str:
 
 
 def _optimizer_steps(path: Path, check: Check) -> None:
-    """Compare Adam's own counts with the one that the learner wrote down: a state that changed while it was saved differs."""
+    """Compare the averages' counts with the one that the learner wrote down: a state that changed while saved differs."""
     from ..learn.model.storage import load_state
     from ..learn.optim import counted_steps
 
@@ -352,7 +353,7 @@ def _optimizer_steps(path: Path, check: Check) -> None:
     for name in ("optimizer", "critic_optimizer"):
         state = learner[name] or {}
         if "steps" in state and (counted := counted_steps(state["adam"]["state"])) != state["steps"]:
-            check.add(f"{path.name}: Adam has counted {counted} steps in {name!r} instead of {state['steps']}: resume another")
+            check.add(f"{path.name}: the averages of {name!r} hold {counted} steps instead of {state['steps']}: resume another")
 
 
 def _handover(run: Run, check: Check) -> str:

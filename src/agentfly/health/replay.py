@@ -134,7 +134,7 @@ def _rules_at(rules: Sequence[dict[str, Any]], step: int) -> Any:
         algorithm = find_algorithm(record["algorithm"])
     except AgentFlyError as error:
         raise Skip(f"the algorithm cannot be loaded: {error}") from error
-    optim = {field.name: record["optim"][field.name] for field in fields(OptimSettings)}
+    optim = {field.name: record["optim"][field.name] for field in fields(OptimSettings) if field.name in record["optim"]}
     switches = {name: record[name] for name in ("seed", "window", "exact", "full", "recomputes")}
     return Rules(algorithm=algorithm, loss=LossSettings(**record["loss"]), optim=OptimSettings(**optim), **switches)
 
@@ -143,8 +143,9 @@ def _replay(run: Run, step: int, stored: Stored, rules: Any, checks: dict[str, C
     from ..learn.algorithms.replay import NotRecorded, StoredChain, replay
 
     metrics = run.metrics[step]
-    if (coef := metrics.get("train/kl_coef")) is not None:  # loss.kl_target has adapted it
-        rules = replace(rules, loss=replace(rules.loss, kl_coef=coef))
+    for name in ("kl_coef", "entropy_coef"):
+        if (coef := metrics.get(f"train/{name}")) is not None:  # loss.kl_target or loss.entropy_target has adapted it
+            rules = replace(rules, loss=replace(rules.loss, **{name: coef}))
     trainable = [each for each in stored.chains if each[1].trainable]
     series = [_series(row) for _, _, row in trainable]
     given = [StoredChain(chain, group, values) for (group, chain, _), values in zip(trainable, series, strict=True)]
@@ -224,7 +225,8 @@ def _follow_version(check: Check, run: Run, step: int, version: int, seen: Repla
     metrics = run.metrics[step]
     steps = metrics.get("train/optimizer_steps", 0.0)
     later = run.metrics.get(step + 1, {}).get("train/version")
-    if later is not None and "train/version" in metrics and later != version + (steps > 0):
+    went_back = metrics.get("train/restarted_from")  # after the step, with a version of its own
+    if later is not None and "train/version" in metrics and later != version + (steps > 0) + (went_back is not None):
         check.add(f"step {step} took {steps:g} optimizer steps at version {version}, and step {step + 1} has version {later:g}")
     if "train/adam_steps" in metrics:
         # Steps of a version that did not record it have taken some.
@@ -236,6 +238,8 @@ def _follow_version(check: Check, run: Run, step: int, version: int, seen: Repla
                 f"step {step}: {seen.adam_steps:g} optimizer steps were taken, but Adam counts {metrics['train/adam_steps']:g}"
             )
             seen.adam_steps = metrics["train/adam_steps"]
+        if went_back is not None:
+            seen.adam_steps = run.metrics.get(int(went_back), {}).get("train/adam_steps")
     # A smaller rate moves float32 weights by less than their rounding.
     pushed = steps and metrics.get("train/lr", 0.0) > 1e-8 and metrics.get("train/grad_norm", 0.0) > 1e-4
     if pushed and metrics.get("train/weight_change") == 0.0:

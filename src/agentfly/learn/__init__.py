@@ -7,7 +7,7 @@
     group       what ranks do together; a single process does nothing               (torch)
     experience  the sampled tokens of one step as flat tensors                      (torch)
     model/      hidden states, log-probs, the critic, LoRA, shards, saving, loading (torch)
-    optim       AdamW, float32 masters, loss scaling                                (torch)
+    optim/      the optimizers by name, float32 masters, loss scaling               (torch)
     update/     the parts of an update: micro batches, scores, losses, gradients    (torch)
     learner     one update: samples, advantages, optimizer steps, version + 1       (torch)
     ranks/      the processes that share one learner: rank 0 leads, others follow   (torch)

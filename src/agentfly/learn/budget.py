@@ -96,7 +96,7 @@ class TokenBudget:
         """Raise ConfigError if the device has no room for `needed` bytes that the first optimizer step allocates."""
         if self._memory is not None and needed > (free := self._memory.free()):
             raise ConfigError(
-                f"the first update needs {needed / 2**30:.1f} GiB for gradients and AdamW's moments, "
+                f"the first update needs {needed / 2**30:.1f} GiB for gradients and the optimizer's moments, "
                 f"and {free / 2**30:.1f} GiB of the GPU are free: {ROOM}"
             )
 

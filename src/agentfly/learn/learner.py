@@ -41,8 +41,8 @@ from .model.storage import load_learner_state, load_weights
 from .optim import Optimizer
 from .samples import row_of
 from .settings import LossSettings, OptimSettings
+from .update.control import Control
 from .update.gradients import Gradients
-from .update.kl_control import KlControl
 from .update.messages import pack_credit, unpack_credit
 from .update.modules import LearnerModules, check_critic_keys
 from .update.objective import Minibatch, Objective, old_logprobs
@@ -123,7 +123,7 @@ class PolicyLearner:
         )  # fmt: skip
         self._budget = TokenBudget(self.optim.max_tokens_per_batch, self.device)
         self._budget.alone = group.size == 1
-        self._kl_control = KlControl(self._modules, self.loss)
+        self._control = Control(self._modules, self.loss)
         self._objective = Objective(self.algorithm, self.loss)
         self._scoring = Scoring(self._modules, self._budget, hint)
         self._gradients = Gradients(self._modules, self._objective)
@@ -217,7 +217,7 @@ class PolicyLearner:
     def _improve(self, experience: Experience) -> dict[str, float]:
         """Run all passes over the chains. Returns metrics."""
         self._half_updated = False
-        self.loss = self._objective.settings = self._kl_control.settings
+        self.loss = self._objective.settings = self._control.settings
         self._modules.scorer.plan(self._budget, divides=self.algorithm.loss_scope != "minibatch")
         self._budget.tokens = self._group.least(self._budget.tokens)
         factor = self.optim.lr_factor(self._updates)
@@ -243,9 +243,10 @@ class PolicyLearner:
             metrics["train/loss_scale"] = self._optimizer.loss_scale
         metrics["train/skipped"] = float(steps == 0)
         metrics["train/optimizer_steps"] = float(steps)
-        metrics["train/adam_steps"] = float(self._optimizer.num_steps)
+        if (counted := self._optimizer.num_steps) is not None:
+            metrics["train/adam_steps"] = float(counted)
         metrics |= totals.summed(self._group).means()
-        self._kl_control.follow(metrics, self._updates)
+        self._control.follow(metrics, self._updates)
         experience.share_notes(self._group)
         self._half_updated = False
         return metrics
@@ -283,7 +284,7 @@ class PolicyLearner:
             return 0
         kl_in_loss = self.loss.kl_coef > 0 and self.loss.kl_in == "loss"
         # A row without advantage only counts in the loss's divisor: skip its forward pass unless another term needs it.
-        every_row = kl_in_loss or self.loss.entropy_coef > 0 or value_head is not None
+        every_row = kl_in_loss or self.loss.weighs_entropy or value_head is not None
         wanted = experience.rows_with_trained() if every_row else with_advantage
         steps_per_epoch = min(self.optim.num_minibatches, int((experience.num_trained > 0).sum()))
         rows = experience.rows_with(range(experience.num_chains), wanted)
@@ -436,13 +437,13 @@ class PolicyLearner:
             "optimizer": self._optimizer.state_dict(),
             "critic_optimizer": None if self._critic_optimizer is None else self._critic_optimizer.state_dict(),
             "modules": self._modules.state_dict(),
-            "kl": self._kl_control.state_dict(),
+            "kl": self._control.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`; the caller loads the policy's weights. Raises ConfigError if the learners differ."""
         self._modules.load_state_dict(state["modules"], state["algorithm"])
-        self._kl_control.load_state_dict(state.get("kl", {}))
+        self._control.load_state_dict(state.get("kl", {}))
         self._optimizer.load_state_dict(state["optimizer"])
         if self._critic_optimizer is not None:
             self._critic_optimizer.load_state_dict(state["critic_optimizer"])

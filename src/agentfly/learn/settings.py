@@ -7,9 +7,11 @@ an algorithm reads is a column of the table in `algorithms`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from .. import plugins
 from ..errors import ConfigError
 from ..schema import check_fields, setting
 
@@ -73,7 +75,16 @@ class LossSettings:
         above=0,
         high=1,
     )
-    entropy_coef: float = setting(0.0, "Weight of the entropy bonus.", low=0)
+    entropy_coef: float = setting(
+        0.0, "Weight of the entropy bonus; with entropy_target, the weight that it begins with.", low=0
+    )
+    entropy_target: float | None = setting(
+        None,
+        "Entropy in nats (as in train/entropy) below which the bonus keeps the policy from falling: after each step "
+        "entropy_coef rises or falls by at most 0.02, to between 0 and 1, in proportion to the relative error up to 0.2, and "
+        "it acts only after steps below the target (arXiv:2505.22312).",
+        above=0,
+    )
     old_logprobs: Literal["auto", "recompute", "sampled"] = setting(
         "auto",
         "The ratio's denominator. recompute: the learner's own forward pass before the first step (free when there is only "
@@ -144,17 +155,33 @@ class LossSettings:
             )
 
     @property
+    def weighs_entropy(self) -> bool:
+        """Whether the entropy of all chains is measured: those without advantage get the bonus, too."""
+        return self.entropy_coef > 0 or self.entropy_target is not None
+
+    @property
     def kl_estimator(self) -> KlKind:
         return self.kl_kind or ("k3" if self.kl_in == "loss" else "k1")
+
+
+ADAMW = "adamw"
+MOMENT_BYTES = {ADAMW: 8.0, "adamw_bf16": 4.0, "adamw_8bit": 2.0 + 8.0 / 256, "muon": 8.0}
+"""Bytes of the moments of a weight, by the name of the optimizer; of Muon's matrices half."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimSettings:
     """How it is minimised. A step is one call of `update`; all passes of one step use one learning rate."""
 
+    optimizer: str | Callable[..., Any] = setting(
+        ADAMW,
+        "adamw; adamw_bf16 and adamw_8bit (AdamW with moments in 16 or 8 bits, rounded at random); muon (Newton-Schulz steps "
+        "for the matrices of the layers, of AdamW's size, AdamW for the rest); or your own: file.py:NAME or module:NAME of a "
+        "function from parameter groups to a torch.optim.Optimizer, in Python also the function.",
+    )
     lr: float | None = setting(
         None,
-        "Learning rate of AdamW, after warm-up; unset: 1e-4 for adapters (lora.rank), 1e-6 for all weights of a model of a "
+        "Learning rate, after warm-up; unset: 1e-4 for adapters (lora.rank), 1e-6 for all weights of a model of a "
         "billion or more, else (and in `agentfly sft`) 1e-5.",
         above=0,
     )
@@ -170,11 +197,15 @@ class OptimSettings:
     weight_decay: float = setting(0.0, "AdamW's weight decay, on matrices only (not on norms and biases).", low=0)
     max_grad_norm: float = setting(1.0, "Gradients with a larger norm are scaled down to it.", above=0)
     warmup_steps: int = setting(0, "Steps over which the learning rate rises from 0.", low=0)
-    schedule: Literal["constant", "linear", "cosine"] = setting(
-        "constant", "The learning rate after warm-up: it stays, or falls to 0."
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = setting(
+        "constant",
+        "The learning rate after warm-up: constant, falling to lr_floor over the run (linear, cosine), or constant until it "
+        "falls in the last decay_steps along a line (wsd, arXiv:2404.06395).",
     )
+    lr_floor: float = setting(0.0, "Share of the learning rate that linear, cosine and wsd fall to.", low=0, below=1)
+    decay_steps: int | None = setting(None, "Steps of the fall of wsd; unset: a tenth of total_steps.", low=1)
     total_steps: int | None = setting(
-        None, "The step at which a linear or cosine schedule ends; unset: the length of the run.", low=1
+        None, "The step at which a linear, cosine or wsd schedule ends; unset: the length of the run.", low=1
     )
     epochs: int = setting(1, "Passes over the chains of a step.", low=1)
     num_minibatches: int = setting(
@@ -209,11 +240,29 @@ class OptimSettings:
         if not good or not all(isinstance(beta, int | float) and 0.0 <= beta < 1.0 for beta in self.betas):
             raise ConfigError(f"train.betas must be two numbers in [0, 1), not {self.betas!r}")
         check_fields(self, "train.")
+        if not (isinstance(self.optimizer, str) or callable(self.optimizer)):
+            raise ConfigError(f"train.optimizer must be a name or a function, not {self.optimizer!r}")
+        if isinstance(self.optimizer, str) and ":" not in self.optimizer and self.optimizer not in plugins.names("optimizers"):
+            plugins.resolve("optimizers", self.optimizer)  # raises, with the nearest names
         if self.schedule != "constant" and self.total_steps is not None and self.total_steps <= self.warmup_steps:
             raise ConfigError(
                 f"train.total_steps ({self.total_steps}) must be greater than train.warmup_steps ({self.warmup_steps}) "
                 f"for a {self.schedule} schedule"
             )
+        if self.lr_floor and self.schedule == "constant":
+            raise ConfigError("train.lr_floor has no effect on a constant learning rate: set train.schedule, or remove it")
+        if self.decay_steps is not None and self.schedule != "wsd":
+            raise ConfigError('train.decay_steps has no effect without train.schedule = "wsd": set that, or remove it')
+
+    @property
+    def optimizer_name(self) -> str:
+        """The optimizer as a checkpoint names it."""
+        return self.optimizer if isinstance(self.optimizer, str) else plugins.reference_of(self.optimizer)
+
+    def moment_bytes(self, matrix: bool) -> float:
+        """Returns the bytes of the moments of a weight; those of a user's own optimizer count as AdamW's."""
+        each = MOMENT_BYTES.get(self.optimizer_name, MOMENT_BYTES[ADAMW])
+        return each / 2 if matrix and self.optimizer == "muon" else each
 
     def lr_of(self, num_weights: int, adapters: bool) -> float:
         """Returns the learning rate for a model of so many weights, of which all or only `adapters` are trained."""
@@ -238,8 +287,12 @@ class OptimSettings:
             return 1.0
         if self.total_steps is None:
             raise ConfigError(f"a {self.schedule} schedule needs its end: set train.total_steps")
-        done = min(1.0, (step - self.warmup_steps) / (self.total_steps - self.warmup_steps))
-        return 1.0 - done if self.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        length = max(1, self.total_steps - self.warmup_steps)
+        if self.schedule == "wsd":
+            length = min(length, self.decay_steps or max(1, self.total_steps // 10))
+        done = min(1.0, max(0.0, (step - (self.total_steps - length)) / length))
+        left = 0.5 * (1.0 + math.cos(math.pi * done)) if self.schedule == "cosine" else 1.0 - done
+        return self.lr_floor + (1.0 - self.lr_floor) * left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

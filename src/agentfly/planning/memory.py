@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..learn.settings import OptimSettings
 from .shapes import ModelShape
 from .throughput import Fit, fitted
 
@@ -64,6 +65,7 @@ def memory_of(
     sampler_gpus: int = 1,
     shares: bool | None = None,
     fit: Fit | None = None,
+    optim: OptimSettings = OptimSettings(),  # noqa: B008  a frozen value
 ) -> DeviceMemory:
     """Returns the memory of a device that learns (one of `ranks`) and samples (one of `sampler_gpus` of a sampler).
 
@@ -81,14 +83,16 @@ def memory_of(
     kept_values = 2 * shape.layers * shape.hidden if again else 0
     layers = 1 if again else shape.layers
     active = batch_tokens * (kept_values + layers * fit.activation_bytes(shape)) / GIB + LOGITS_GIB
-    states = 12.0 * trained / ranks
+    matrices = trained if lora_rank else trained - shape.tables
+    moments = (optim.moment_bytes(True) * matrices + optim.moment_bytes(False) * (trained - matrices)) / ranks
+    states = 4.0 * trained / ranks + moments
     copied = shape if reference and not lora_rank else None
     of_reference = reference if isinstance(reference, ModelShape) else copied
     processes = 1 if shares else 2
     return DeviceMemory(
         weights=whole / GIB,
         masters=4.0 * trained / ranks / GIB,
-        moments=8.0 * trained / ranks / GIB,
+        moments=moments / GIB,
         gradients=(4.0 * trained / ranks + unreduced) / GIB,
         activations=active,
         critic=(2.0 * shape.weights / ranks + 4.0 * shape.weights / ranks + states) / GIB if critic else 0.0,

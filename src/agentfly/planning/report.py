@@ -27,7 +27,7 @@ FEW = 8
 OTHER_TRAINER = 1.5
 """verl is proposed to a recipe of the own trainer if its step is so many times as fast, or if nothing else fits."""
 USES = {
-    "weights": "weights (bfloat16)", "masters": "master weights", "moments": "AdamW's moments", "gradients": "gradients",
+    "weights": "weights (bfloat16)", "masters": "master weights", "moments": "optimizer's moments", "gradients": "gradients",
     "activations": "activations", "critic": "critic", "reference": "reference model", "sampler": "sampler's copy",
     "cache": "cache", "runtime": "CUDA, exchange",
 }  # fmt: skip
@@ -217,6 +217,7 @@ def _memory(config: Config, shape: ModelShape, layout: Layout, cache_tokens: flo
         shape,
         ranks=layout.learners,
         lora_rank=config.lora.rank,
+        optim=config.train,
         batch_tokens=_batch_tokens(config),
         again=layout.again,
         critic=find_algorithm(config.algorithm).needs_critic and config.loss.critic == "copy",

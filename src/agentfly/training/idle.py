@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .. import plugins
 from ..config import Config
 from ..engines import engine_options
 from ..learn.algorithms import ALGORITHMS, find_algorithm
@@ -108,21 +109,39 @@ class Plateau:
     """Counts the validations that are not better than the last one that was (`train.stop_after`).
 
     Better: success or reward is higher, and the paired permutation test over tasks finds such a difference by chance in fewer
-    than 5 % of cases. `state` is that of a checkpoint.
+    than 5 % of cases. `state` is that of a checkpoint. At most `restarts` times it asks to go back to the best checkpoint
+    instead of the end, and as soon as a validation is worse by the same test.
     """
 
-    def __init__(self, limit: int, state: Mapping[str, Any] | None = None) -> None:
-        self.limit = limit
+    def __init__(self, limit: int, state: Mapping[str, Any] | None = None, restarts: int = 0) -> None:
+        self.limit, self._restarts = limit, restarts
         self.state: dict[str, Any] = dict(state or {"step": 0, "count": 0, "values": {}})
+        self._worse = False
 
     def add(self, step: int, values: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
         """Add a validation: the values of each task by figure, as `task_values` returns them."""
         best = self.state["values"]
+        self._worse = False
         tests = [test for name in best if (test := paired_test(best[name], values[name])) is not None]
         if not best or any(test.difference > 0 and test.p_permutation < 0.05 for test in tests):
-            self.state = {"step": step, "count": 0, "values": values}
+            self.state = {**self.state, "step": step, "count": 0, "values": values}
         elif any(test.num_tasks >= MIN_TASKS for test in tests):
             self.state = {**self.state, "count": self.state["count"] + 1}
+            self._worse = any(test.difference < 0 and test.p_permutation < 0.05 for test in tests)
+
+    @property
+    def restart(self) -> str | None:
+        """Why to go back to the best checkpoint; None if the run goes on, or has gone back often enough."""
+        if self.state.get("restarts", 0) >= self._restarts:
+            return None
+        worse = f"the validation is worse than that of step {self.state['step']}, by a paired test"
+        return worse if self._worse else self.reason
+
+    def restarted(self) -> int:
+        """Count a restart, and begin to count validations anew. Returns how many restarts are left."""
+        self.state = {**self.state, "count": 0, "restarts": self.state.get("restarts", 0) + 1}
+        self._worse = False
+        return self._restarts - int(self.state["restarts"])
 
     @property
     def reason(self) -> str | None:
@@ -169,6 +188,7 @@ def without_effect(
         ("loss.correction loss.correction_cap", exact and not rollout.max_lag and loss.correction != "off",
          "the weights that are trained draw every token: set rollout.max_lag"),
         ("loss.value_clip", once, "values change only in the one optimizer step of the critic: set train.critic_minibatches"),
+        ("train.betas", train.optimizer not in plugins.BUILTIN["optimizers"], "train.optimizer is your own"),
         ("train.total_steps", train.schedule == "constant", "the learning rate is constant: set train.schedule"),
         ("train.warmup_steps", train.warmup_steps > train.steps, "the run ends before the learning rate has reached train.lr"),
         ("train.keep_best train.stop_after", num_held_out != 0 and not train.validate_every,

@@ -41,7 +41,7 @@ from .evidence import (
 REMEMBERED = 100_000
 """Chains whose names are kept, to notice one that is trained twice."""
 MAX_STEP_ERROR = 1e-4
-"""Largest distance of an optimizer step from AdamW's, as a share of it. float32 gives 1e-6."""
+"""Largest distance of an optimizer step from the one of the settings, as a share of it. float32 gives 1e-6."""
 
 
 class Ledger:
@@ -167,15 +167,15 @@ class Ledger:
         error = metrics.get("train/step_error", 0.0)
         if not self._note("weights_moved", error <= MAX_STEP_ERROR, error, MAX_STEP_ERROR):
             raise InvariantError(
-                f"the optimizer's steps differ from AdamW's with the settings of the run by {error:.2g} of their length (limit "
+                f"the optimizer's steps differ from those of the settings of the run by {error:.2g} of their length (limit "
                 f"{MAX_STEP_ERROR:g}; 1: no weight has changed): another learning rate, decay or limit of the gradient acts"
             )
         steps, counted = metrics.get("train/optimizer_steps", 0.0), metrics.get("train/adam_steps")
         lost = None if counted is None or self.adam_steps is None else self.adam_steps + steps - counted
         if not self._note("optimizer_counts", not lost, lost, 0):
             raise InvariantError(
-                f"the run has taken {(self.adam_steps or 0) + steps:g} optimizer steps, but Adam has counted {counted:g}: its "
-                f"averages were lost or belong to another run"
+                f"the run has taken {(self.adam_steps or 0) + steps:g} optimizer steps, but its averages hold {counted:g}: "
+                f"they were lost or belong to another run"
             )
         self.adam_steps = counted
 

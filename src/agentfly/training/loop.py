@@ -40,7 +40,7 @@ from .evaluation import Evaluation, validate
 from .idle import IdleSteps, Plateau, task_values
 from .parts import RunParts, open_rollout
 from .saving import finish, finish_in_thread
-from .start import Start, describe_run
+from .start import Start, describe_run, go_back
 from .stopping import StopSignals
 
 LOOK_S = 0.5
@@ -103,7 +103,7 @@ class Trainer:
         )
         self.sound = True  # False while the weights are changed and not yet checked
         self.idle = IdleSteps()
-        self.plateau = Plateau(self.config.train.stop_after, start.plateau)
+        self.plateau = Plateau(self.config.train.stop_after, start.plateau, self.config.train.restart_from_best)
         assert plan.admission is not None
         plan.admission.advance(start.step)
         self.stream = self._open_stream(start.draws)
@@ -128,8 +128,7 @@ class Trainer:
         return self.result
 
     async def _steps(self) -> None:
-        settings = self.config.train
-        rollout = self.config.rollout
+        settings, rollout, every = self.config.train, self.config.rollout, self.config.train.validate_every
         if isinstance(self.engine, PreparedEngine):
             self.observe.phase("preparing the engine")
             chains = rollout.num_tasks * rollout.num_chains * (rollout.steps_ahead + 1)
@@ -142,8 +141,10 @@ class Trainer:
                 self.observe.validated(self.result.before)
             if (first := self.opening | self.result.before) and not self._recorded:
                 self.observe.log(first, 0)
-        elif settings.validate_every and self.step % settings.validate_every == 0 and self.step < settings.steps:
-            await self._validate_once()  # it may have been stopped in this validation
+        elif every and self.step % every == 0 and self.step < settings.steps and not self.result.after:  # stopped in it
+            self.observe.log(metrics := await self._validated(), self.step)
+            if "train/restarted_from" in metrics:
+                await self.saver.save(self.step, self._state())
         await self._ask_probe()
         self.breakdown.begin()
         while self.step < settings.steps and self.plateau.reason is None:
@@ -186,18 +187,28 @@ class Trainer:
             await finish(asyncio.ensure_future(self._update(groups, step, metrics)))
             if settings.validate_every and step % settings.validate_every == 0:
                 with self.breakdown.span("validate"):
-                    self.result.after = (await self._validate()).metrics
-                metrics |= self.result.after
+                    metrics |= await self._validated()
         finally:
             self.observe.checks(step, self.ledger.take_checked())
             if self.step == step:
                 metrics |= self.breakdown.end_step(metrics["rollout/tokens"])
                 self.observe.log(metrics, step)
         self.observe.step(step, metrics)
-        if self.saver.due(step):
+        if self.saver.due(step) or "train/restarted_from" in metrics:  # a resumed run must not go back again
             with self.breakdown.span("save"):
                 await self.saver.save(step, self._state())
         return metrics
+
+    async def _validated(self) -> dict[str, float]:
+        """Validate within the run, and go back to the best checkpoint where that is due. Returns metrics."""
+        self.result.after = (await self._validate()).metrics
+        if self.plateau.restart is None:
+            return self.result.after
+        self.sound = False
+        went: dict[str, float] = await finish(asyncio.ensure_future(go_back(self.parts, self.plateau, self.step)))
+        self.sound = True
+        await self._ask_probe()
+        return self.result.after | went
 
     async def _update(self, groups: list[list[Trajectory]], step: int, metrics: dict[str, float]) -> None:
         """Learn from one step's chains and publish the weights. The step counts once every check has passed.

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from .. import plugins
 from ..agents.base import BaseAgent
 from ..build import adapt_model, build_hint, build_learner, build_plan
 from ..config import SELF, Config
@@ -99,6 +100,8 @@ def open_parts(
     breakdown = Breakdown(engine.stats, writer, observe)
     plan = build_plan(config, agent, breakdown.activities)
     observe.note(f"learner: {learner.path}; seed {config.seed}, {threads} threads on {engine.model.device}")
+    if config.train.optimizer not in plugins.BUILTIN["optimizers"]:
+        observe.note("train.optimizer is your own: its steps are not computed again and not counted")
     for idle in without_effect(config, plan.limits.chain_timeout_s, exact, len(validation)):
         observe.note(f"warning: {idle}")
     if config.data.sources or draws.learns:

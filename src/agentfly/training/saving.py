@@ -75,13 +75,13 @@ class Saver:
             if linked:
                 self._linked = self._best
 
-    def _is_best(self, step: int) -> bool:
+    def is_best(self, step: int) -> bool:
         return self._best is not None and self._best[0] == step
 
     def due(self, step: int) -> bool:
         """Whether to save after this step: the best, `save_every` steps, or `save_every_s` seconds since the last save."""
         settings = self.settings
-        if self._is_best(step):
+        if self.is_best(step):
             return True
         if settings.save_every and step % settings.save_every == 0:
             return True
@@ -115,7 +115,7 @@ class Saver:
         await self.wait()
         if self.saved_step != step:
             await self._write(step, await self._tree(step, state))
-        elif self._is_best(step):  # it was saved before it was validated
+        elif self.is_best(step):  # it was saved before it was validated
             mark_best(self.folder, step)
 
     async def _tree(self, step: int, state: dict[str, Any]) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class Saver:
     async def _write(self, step: int, tree: dict[str, Any]) -> None:
         if self._thread is None:
             self._thread = WorkerThread("save")
-        best = self._best if self._is_best(step) else None
+        best = self._best if self.is_best(step) else None
         self.newest = await self._thread.run(partial(self._write_files, step, tree, best is not None))
         self.saved_step, self._linked = step, best or self._linked
 

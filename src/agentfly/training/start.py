@@ -1,4 +1,6 @@
-"""Where a run begins: before its first step, or after that of a checkpoint. `describe_run` says it in the store."""
+"""Where a run begins: before its first step, or after that of a checkpoint, to which it may go back. `describe_run` says it in
+the store.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from ..runs.checkpoints import (
 from ..watch.observers import Observer
 from .draws import fingerprint
 from .evidence import HALF
+from .idle import Plateau
 from .parts import RunParts
+from .saving import finish_in_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,26 +120,58 @@ def resume(parts: RunParts, checkpoint: Path) -> Start:
     return Start(step, checkpoint, opening, before or first, after, draws, recorded[step], plateau)
 
 
+async def go_back(parts: RunParts, plateau: Plateau, step: int) -> dict[str, float]:
+    """Load the best checkpoint if `plateau` asks for it (`train.restart_from_best`). Returns what the step records of it.
+
+    The step, the order of the rows, the seeds and the schedule go on, so the run takes another way from there. The version of
+    the weights rises by one, because no chain of an older version fits them.
+    """
+    from ..learn.model.storage import load_state
+
+    await parts.saver.wait()  # the best one may still be written
+    best, why = best_checkpoint(parts.directory.checkpoints), plateau.restart
+    if why is None or best is None or parts.saver.is_best(step) or step >= parts.config.train.steps:
+        return {}
+    learner, engine = parts.learner, parts.engine
+    state = load_state(best / STATE)["learner"]
+    goes_on = {"version": learner.version + 1, "updates": learner.state_dict()["updates"]}
+
+    def load() -> None:
+        engine.rest()
+        learner.restore(best, {**state, **goes_on})
+        engine.publish(learner.version)
+
+    await parts.probe.replies()  # those of the weights that are left
+    await finish_in_thread(load)
+    parts.ledger.check_published(engine, learner)
+    parts.ledger.adam_steps = state["optimizer"].get("steps")
+    left = plateau.restarted()
+    parts.observe.note(f"the run goes back to {best} after step {step}: {why}. {left} more restarts (train.restart_from_best)")
+    return {"train/restarted_from": float(step_of(best))}
+
+
 def _restore_records(parts: RunParts, step: int) -> dict[int, dict[str, float]]:
     """Drop the records of later steps; the ledger goes on from the rest. Returns those of step 0, this one and the best."""
     parts.observe.truncate_after(step)
     rows = parts.writer.store.metrics()
     best = best_checkpoint(parts.directory.checkpoints)
     steps = {0, step} if best is None else {0, step, step_of(best)}
+    left = next((int(row.value) for row in rows if row.step == step and row.name == "train/restarted_from"), step)
+    steps.add(left)
     recorded = {at: {row.name: row.value for row in rows if row.step == at} for at in steps}
     parts.ledger.first_gap = next((row.value for row in rows if row.name == "train/logprob_gap"), None)
     if step:
-        parts.ledger.adam_steps = recorded[step].get("train/adam_steps")
+        parts.ledger.adam_steps = recorded[left].get("train/adam_steps")
     return recorded
 
 
 def describe_run(parts: RunParts, step: int) -> dict[str, Any]:
     """Who runs what, with the settings of the steps after this one, from which `agentfly replay` computes them again."""
-    config, algorithm = parts.config, find_algorithm(parts.config.algorithm)
+    config, train, algorithm = parts.config, parts.config.train, find_algorithm(parts.config.algorithm)
     lr = config.train.lr_of(sum(each.numel() for each in parts.learner.model.parameters()), config.lora.rank > 0)
     rules = {
         "from": step + 1, "algorithm": reference_of(config.algorithm), "loss": asdict(algorithm.complete(config.loss)),
-        "optim": asdict(replace(config.train, lr=lr, total_steps=config.train.total_steps or config.train.steps)),
+        "optim": asdict(replace(train, lr=lr, optimizer=train.optimizer_name, total_steps=train.total_steps or train.steps)),
         "seed": config.seed, "window": config.rollout.max_lag, "exact": parts.exact,
         "recomputes": config.rollout.at_update != "keep", "full": parts.ledger.bounds is not HALF,
         "shares": parts.engine.shares_weights, "truncates": parts.ledger.truncates, "reward": repr(parts.agent.reward),

@@ -263,6 +263,8 @@ def schedule(value: str, job: Job) -> Mapping[str, Any]:
     options = optimizer("lr_warmup_steps", warmup or -1, job)
     if job.algorithm.needs_critic:
         options["critic.optim.lr_warmup_steps"] = -1  # as here, only the policy's rate warms up
+    if value == "wsd":
+        raise Refusal('verl has no such schedule: set train.schedule = "cosine"')
     if job.megatron:
         return options | optimizer("lr_decay_style", value, job)
     if value == "linear":
@@ -489,6 +491,7 @@ TABLE: dict[str, KeyRule] = {
     "loss.reference": refused("verl's reference is the model that the run begins with"),
     "loss.reference_hint": refused("verl's reference reads the policy's rows"),
     "loss.entropy_coef": to(f"{ACTOR}.entropy_coeff"),
+    "loss.entropy_target": refused("verl's entropy bonus has a fixed weight: set loss.entropy_coef"),
     "loss.old_logprobs": made("algorithm.rollout_correction.bypass_mode", old_logprobs),
     "loss.correction": made("algorithm.rollout_correction.rollout_is", correction),
     "loss.correction_cap": made("algorithm.rollout_correction.rollout_is_threshold", lambda value, job: {}),
@@ -509,6 +512,7 @@ TABLE: dict[str, KeyRule] = {
     "train.critic_epochs": made("critic.ppo_epochs", critic(lambda value, job: {"critic.ppo_epochs": value or CRITIC_EPOCHS})),
     "train.critic_minibatches": made("critic.ppo_mini_batch_size", critic(critic_minibatches)),
     "train.critic_warmup_steps": made("trainer.critic_warmup", critic(critic_warmup)),
+    "train.optimizer": refused("verl trains with AdamW here: set actor_rollout_ref.actor.optim through verl.overrides"),
     "train.betas": made("actor.optim.betas", lambda value, job: optimizer("betas", list(value), job)),
     "train.weight_decay": made(
         "actor.optim.weight_decay (there on all weights, norms and biases too)",
@@ -517,6 +521,8 @@ TABLE: dict[str, KeyRule] = {
     "train.max_grad_norm": made("actor.optim.clip_grad", grad_norm),
     "train.warmup_steps": made("actor.optim.lr_warmup_steps", lambda value, job: {}),
     "train.schedule": made("actor.optim.lr_scheduler_type", schedule),
+    "train.lr_floor": refused("verl's own key is actor.optim.min_lr_ratio: set it through verl.overrides"),
+    "train.decay_steps": refused('verl has no such schedule: set train.schedule = "cosine"'),
     "train.total_steps": made("the end of the run", total_steps),
     "train.epochs": to(f"{ACTOR}.ppo_epochs"),
     "train.num_minibatches": made(
@@ -538,6 +544,7 @@ TABLE: dict[str, KeyRule] = {
     "train.keep_checkpoints": to("trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep"),
     "train.keep_best": refused("verl keeps the newest checkpoints: set train.keep_checkpoints"),
     "train.stop_after": refused("verl trains to its last step"),
+    "train.restart_from_best": refused("verl trains to its last step"),
     "train.max_logprob_gap": refused("verl reports the gap (training/rollout_probs_diff_mean) and does not stop at it"),
     "train.max_failed_share": LOOP,
     # ---- lora, run, verl

@@ -35,7 +35,7 @@ PROMISES = {
     "logprob_bias": "sampled and recomputed log-probs differ in both directions alike",
     "whole_distribution": "tokens are drawn as often as the learner's distribution says, the improbable ones, too",
     "engine_fresh": "on probes, the engine's log-probs fit the new weights and not those before the update",
-    "weights_moved": "every optimizer step changes the weights as AdamW does with the settings of the run",
+    "weights_moved": "every optimizer step changes the weights as train.optimizer does with the settings of the run",
     "optimizer_counts": "the optimizer's averages hold every step of the run",
     "probe_gap": "on a probe, the engine's log-probs are those of the learner's weights",
     "handover_gap": "after new weights, the engine's log-probs on a probe are the learner's",

@@ -158,7 +158,7 @@ def success_falls(facts: _Facts) -> Warned | None:
         "red",
         f"success has fallen to {now:.0%}, from {best:.0%} in steps {steps[0]}-{steps[-1]}, which is more than noise",
         (
-            "go back to a checkpoint of before (train.keep_best keeps the best one) and lower train.lr",
+            "go back to a checkpoint of before (train.keep_best, train.restart_from_best) and lower train.lr",
             "set loss.kl_coef, or train.max_grad_norm lower",
             "look at chains of now and of then (`agentfly show`); a data.sampler that draws harder tasks lowers success, too",
         ),

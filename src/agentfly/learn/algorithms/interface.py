@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ALWAYS = frozenset({
     "clip_low", "clip_high", "dual_clip", "aggregation", "sequence_divisor", "kl_coef", "kl_in", "kl_kind", "kl_target",
-    "reference", "reference_hint", "reference_every", "reference_mix", "entropy_coef", "old_logprobs",
+    "reference", "reference_hint", "reference_every", "reference_mix", "entropy_coef", "entropy_target", "old_logprobs",
     "correction", "correction_cap",
 })  # fmt: skip
 """The keys of LossSettings that every algorithm with PPO's loss uses."""

@@ -249,7 +249,7 @@ def _optimize(
     signal = any(flags.any() for flags in taught)
     if not (signal or shared or (always and any(keep.any() for keep in inside))):
         return
-    every = shared or always or loss.entropy_coef > 0 or (loss.kl_coef > 0 and loss.kl_in == "loss")
+    every = shared or always or loss.weighs_entropy or (loss.kl_coef > 0 and loss.kl_in == "loss")
     for used, chain, keep, flags in zip(found.used, made, inside, taught, strict=True):
         rows = chain.rows[keep if every or (whole and flags.any()) else flags]
         used[:] = np.isin(chain.rows, rows) & keep

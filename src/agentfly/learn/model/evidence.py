@@ -57,19 +57,24 @@ def weight_sum(model: nn.Module) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedStep:
-    """A sample of the weights before an optimizer step, and what AdamW makes of it. `shares`: weights that each stands for."""
+    """A sample of the weights before an optimizer step, and what the optimizer makes of it.
+
+    `shares`: weights that each stands for; `checked`: 1 where `after` is known.
+    """
 
     before: Tensor
     after: Tensor
     shares: Tensor
+    checked: Tensor
 
     def compare(self, now: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns three squared norms: of the change of the weights, of its difference from AdamW's, of AdamW's change.
+        """Returns three squared norms: of the change of the weights, of its difference from that to `after`, and of the latter.
 
         A difference that may come from rounding to float32 is 0.
         """
-        apart = ((now - self.after).abs() - ROUNDING * self.before.abs()).clamp(min=0.0)
-        norms = [(self.shares * part**2).sum() for part in (now - self.before, apart, self.after - self.before)]
+        apart = self.checked * ((now - self.after).abs() - ROUNDING * self.before.abs()).clamp(min=0.0)
+        planned = self.checked * (self.after - self.before)
+        norms = [(self.shares * part**2).sum() for part in (now - self.before, apart, planned)]
         return norms[0], norms[1], norms[2]
 
 

@@ -53,21 +53,25 @@ def shard_model(root: nn.Module, size: int, *, dtype: torch.dtype, reduce: torch
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=reduce, cast_forward_inputs=False)
     mesh = init_device_mesh(next(root.parameters()).device.type, (size,))
     try:
-        for module in [*_layers(root), root]:
+        for module in [*layers_of(root), root]:
             _keep_full_precision(module)
             fully_shard(module, mesh=mesh, mp_policy=policy)
     except (AssertionError, NotImplementedError, ValueError) as error:
         raise ConfigError(f"{type(root).__name__} cannot be sharded over ranks: {error}; set learner.ranks = 1") from error
 
 
-def _layers(root: nn.Module) -> list[nn.Module]:
+def layers_of(root: nn.Module) -> list[nn.Module]:
     """Returns the transformer layers: members of a list that transformers does not divide over devices either."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     names = {name for module in root.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     lists = [module for module in root.modules() if isinstance(module, nn.ModuleList)]
     members = [layer for layers in lists for layer in layers]
-    return [layer for layer in members if isinstance(layer, GradientCheckpointingLayer) or type(layer).__name__ in names]
+    return [  # FSDP puts a class before that of a layer
+        layer
+        for layer in members
+        if isinstance(layer, GradientCheckpointingLayer) or not names.isdisjoint(each.__name__ for each in type(layer).__mro__)
+    ]
 
 
 def _keep_full_precision(module: nn.Module) -> None:
@@ -130,8 +134,9 @@ def free(module: Any) -> None:
 
 def first_row(tensor: Any) -> int:
     """Returns the first row of the whole tensor that this rank holds. FSDP divides rows as `torch.chunk` does."""
-    mesh = tensor.device_mesh
-    rows = tensor.shape[0]
+    if not hasattr(tensor, "to_local"):
+        return 0
+    mesh, rows = tensor.device_mesh, tensor.shape[0]
     return int(min(rows, mesh.get_local_rank() * -(-rows // mesh.size())))
 
 
@@ -199,13 +204,19 @@ def shard_like(target: Any, saved: Any) -> Any:
     """Returns what belongs to this rank of a saved tensor, sharded as `target` is; the tensor itself if that is not sharded."""
     if not hasattr(target, "to_local"):
         return saved
+    own, first = target.to_local(), first_row(target)
+    return like_shard(target, rows_of(saved)(first, first + len(own)).to(own.device, copy=True))
+
+
+def like_shard(target: Any, rows: Tensor) -> Tensor:
+    """Returns the tensor of which every rank holds such rows, as many as of `target`; `rows` if that is not sharded."""
+    if not hasattr(target, "to_local"):
+        return rows
     from torch.distributed.tensor import DTensor
 
-    own = torch.empty_like(target.to_local())
-    made: Tensor = DTensor.from_local(
-        own, target.device_mesh, target.placements, run_check=False, shape=target.shape, stride=target.stride()
-    )
-    assign(made, rows_of(saved))
+    shape = torch.Size((target.shape[0], *rows.shape[1:]))
+    stride = torch.empty(shape, device="meta").stride()
+    made: Tensor = DTensor.from_local(rows, target.device_mesh, target.placements, run_check=False, shape=shape, stride=stride)
     return made
 
 

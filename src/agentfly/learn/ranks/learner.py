@@ -200,15 +200,18 @@ class RankLearner(PolicyLearner):
         return {name: whole(part, dtype).to("cpu", copy=True) for name, part in adapter_weights(self.model).items()}
 
     def restore(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
-        with self._ranks.leading("load", checkpoint=str(checkpoint)), self._ranks.together():
+        with (
+            self._ranks.leading("load", checkpoint=str(checkpoint), version=state["version"], updates=state["updates"]),
+            self._ranks.together(),
+        ):
             self._load(checkpoint, state)
 
-    def _follow_load(self, checkpoint: str) -> None:
+    def _follow_load(self, checkpoint: str, version: int, updates: int) -> None:
         with self._ranks.together():
             path = Path(checkpoint)
             if not path.is_dir():
                 raise ConfigError(f"{path} is not there: the run's folder must be shared by all machines")
-            self._load(path, load_state(path / STATE, mapped=True)["learner"])
+            self._load(path, load_state(path / STATE, mapped=True)["learner"] | {"version": version, "updates": updates})
 
     def _load(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
         """Load a checkpoint that any number of ranks has saved."""

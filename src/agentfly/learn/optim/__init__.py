@@ -1,9 +1,9 @@
-"""AdamW over a model's parameters, with float32 master weights and, for float16, a scaled loss.
+"""An optimizer over a model's parameters, with float32 master weights and, for float16, a scaled loss.
 
-Parameters change in place, so that an engine that shares them sees the new weights. For parameters of low precision AdamW
-works on float32 masters and writes them back: added to a bfloat16 weight directly, a small update is rounded away. Gradients
-add up in float32 for the same reason: `backward` moves the gradient of each parameter to its master as soon as it is known.
-The sum takes 4 bytes per parameter from the first micro batch to the step; short gradients exist for a moment only.
+Parameters change in place, so that an engine that shares them sees the new weights. For parameters of low precision the
+optimizer works on float32 masters and writes them back: added to a bfloat16 weight directly, a small update is rounded away.
+Gradients add up in float32 for the same reason: `backward` moves the gradient of each parameter to its master as soon as it is
+known. The sum takes 4 bytes per parameter from the first micro batch to the step; short gradients exist for a moment only.
 
 The gradients of a float16 model are computed from the loss times a factor, because float16 underflows below 6e-8. Callers
 therefore run `Optimizer.backward(loss)`, and compute the gradient again if `retry` returns True.
@@ -11,17 +11,20 @@ therefore run `Optimizer.backward(loss)`, and compute the gradient again if `ret
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError, InvariantError
-from .model.evidence import STEPPED, ExpectedStep, local_part, pick, same, strided
-from .model.shards import shard_like
-from .settings import OptimSettings
+from ... import plugins
+from ...errors import AgentFlyError, ConfigError, InvariantError
+from ..model.evidence import ExpectedStep, local_part, pick, same
+from ..model.shards import layers_of, shard_like
+from ..settings import ADAMW, OptimSettings
+from .expected import StepCheck
+from .rules import Groups, Make, NamedOptimizer
 
 MAX_COPIED = 2**28
 """Numbers converted between precisions at a time: 1 GiB as float32."""
@@ -80,8 +83,32 @@ def _move_gradient(master: Tensor, parameter: Tensor) -> None:
     parameter.grad = None
 
 
+def _rule_of(settings: OptimSettings) -> NamedOptimizer | Make:
+    """The named optimizer, or what a user gives."""
+    given = settings.optimizer
+    rule: NamedOptimizer | Make = plugins.resolve("optimizers", given) if isinstance(given, str) else given
+    return rule
+
+
+def _of_user(make: Make, groups: Groups) -> torch.optim.Optimizer:
+    """The optimizer that a user's function makes of the groups. Raises ConfigError if it fails or makes something else."""
+    try:
+        made = make(groups)
+    except AgentFlyError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"train.optimizer raised {type(error).__name__}: {error}") from error
+    held = {id(each) for group in getattr(made, "param_groups", ()) for each in group["params"]}
+    if not isinstance(made, torch.optim.Optimizer) or held != {id(each) for group in groups for each in group["params"]}:
+        raise ConfigError(
+            "train.optimizer must make a torch.optim.Optimizer of all parameter groups that it is given, not "
+            f"{type(made).__name__}"
+        )
+    return made
+
+
 class Optimizer:
-    """AdamW on the trainable parameters of some modules."""
+    """The optimizer of the settings on the trainable parameters of some modules."""
 
     def __init__(
         self, modules: Iterable[tuple[nn.Module, float]], settings: OptimSettings, computed: torch.dtype = torch.float32
@@ -94,6 +121,9 @@ class Optimizer:
         self._parameters: list[Tensor] = []
         self._masters: list[Tensor] = []
         self._lrs: list[float] = []
+        self._orthogonal: list[bool] = []
+        rule = _rule_of(settings)
+        orthogonal = isinstance(rule, NamedOptimizer) and rule.orthogonal
         groups: list[dict[str, Any]] = []
         modules = list(modules)
         passed = [torch.empty(0, dtype=computed), *(parameter for module, _ in modules for parameter in module.parameters())]
@@ -101,24 +131,39 @@ class Optimizer:
         for module, lr in modules:
             parameters = [p for p in module.parameters() if p.requires_grad]
             masters = [p if p.dtype in _FULL else p.detach().float().requires_grad_() for p in parameters]
+            inner = {id(p) for layer in layers_of(module) for p in layer.parameters() if p.dim() >= 2} if orthogonal else set()
+            by_newton = [id(p) in inner for p in parameters]
             self._parameters += parameters
             self._masters += masters
+            self._orthogonal += by_newton
             self._lrs += [lr] * len(masters)
-            for decay, members in (
-                (settings.weight_decay, [p for p in masters if p.dim() >= 2]),
-                (0.0, [p for p in masters if p.dim() < 2]),
+            for decay, newton, members in (
+                (
+                    settings.weight_decay,
+                    False,
+                    [p for p, on in zip(masters, by_newton, strict=True) if p.dim() >= 2 and not on],
+                ),
+                (0.0, False, [p for p in masters if p.dim() < 2]),
+                (settings.weight_decay, True, [p for p, on in zip(masters, by_newton, strict=True) if on]),
             ):
                 if members:
-                    groups.append({"params": members, "lr": lr, "base_lr": lr, "weight_decay": decay})
-        self._adam = torch.optim.AdamW(groups, betas=settings.betas, fused=True)
-        self._unclipped: tuple[Tensor, Tensor] | None = None  # a sample of the gradient, and its norm
-        self._averages: tuple[Tensor, Tensor, Tensor] | None = None  # those of `expected`; None: not known
+                    groups.append(
+                        {"params": members, "lr": lr, "weight_decay": decay} | ({"orthogonal": True} if newton else {})
+                    )
+        if orthogonal and not any(self._orthogonal):
+            names = " and ".join(type(module).__name__ for module, _ in modules)
+            raise ConfigError(f'train.optimizer = "muon" finds no matrix in a transformer layer of {names}: choose another one')
+        self._adam = rule.make(groups, settings.betas) if isinstance(rule, NamedOptimizer) else _of_user(rule, groups)
+        for group in self._adam.param_groups:
+            group["base_lr"] = group["lr"]
+        known = rule if isinstance(rule, NamedOptimizer) else None
+        self._check = StepCheck(self._masters, self._lrs, self._orthogonal, settings, self._adam, known)
 
     @property
     def growth(self) -> int:
         """Bytes of gradients and moments that the first step allocates on this rank's device."""
-        held: list[Any] = [master.to_local() if hasattr(master, "to_local") else master for master in self._masters]
-        return sum(3 * master.numel() * master.element_size() for master in held)
+        sizes = [(local_part(master), newton) for master, newton in zip(self._masters, self._orthogonal, strict=True)]
+        return int(sum(held.numel() * (held.element_size() + self._settings.moment_bytes(newton)) for held, newton in sizes))
 
     def set_lr(self, factor: float) -> None:
         """Set every learning rate to its base rate times `factor`."""
@@ -132,61 +177,13 @@ class Optimizer:
         return float(self._adam.param_groups[0]["lr"])
 
     @property
-    def num_steps(self) -> int:
-        """The steps that Adam's averages have seen."""
-        counts = [state["step"] for state in self._adam.state.values() if "step" in state]
-        return int(torch.stack([torch.as_tensor(count) for count in counts]).max()) if counts else 0
+    def num_steps(self) -> int | None:
+        """The steps that the averages have seen; None for an optimizer of a user's own."""
+        return counted_steps(self._adam.state) if self._check.knows else None
 
-    @torch.no_grad()
     def expected(self) -> ExpectedStep:
-        """Returns what `step` must make of a sample of the weights, computed from the settings by AdamW's formula.
-
-        Call it between `clip` and `step`. Only gradients are taken from the optimizer, and its averages when they were loaded.
-        """
-        assert self._unclipped is not None
-        raw, norm = self._unclipped
-        gradient = raw * (self._settings.max_grad_norm / (norm.double() + 1e-6)).clamp(max=1.0)
-        moves = self._spread([float(master.grad is not None) for master in self._masters])
-        mean, square, steps = self._averages or self._read_averages()
-        (beta1, beta2), before = self._settings.betas, self._sample(self._masters)
-        mean = torch.lerp(mean, gradient, moves * (1.0 - beta1))
-        square = torch.lerp(square, gradient**2, moves * (1.0 - beta2))
-        steps = steps + moves
-        self._averages = mean, square, steps
-        made = mean / (1.0 - beta1**steps) / ((square / (1.0 - beta2**steps)).sqrt() + 1e-8)
-        decay = before * self._spread([self._settings.weight_decay * (master.dim() >= 2) for master in self._masters])
-        change = torch.where(moves > 0, self._factor * self._spread(self._lrs) * (made + decay), 0.0)
-        return ExpectedStep(before, before - change, self._spread(self._shares))
-
-    def _read_averages(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The sample's averages of the gradient and of its square, and the steps that they hold, from the optimizer's state."""
-        states = [self._adam.state.get(master, {}) for master in self._masters]
-        mean, square = (self._sample([state.get(name) for state in states]) for name in ("exp_avg", "exp_avg_sq"))
-        none = torch.zeros((), device=mean.device)
-        return mean, square, self._spread(torch.stack([state.get("step", none).to(none) for state in states]))
-
-    def _sample(self, tensors: Sequence[Tensor | None]) -> Tensor:
-        """Some numbers of a tensor per master, 0 if there is none, as one vector."""
-        pairs = zip(tensors, self._masters, strict=True)
-        views = [strided(master, STEPPED) * 0.0 if each is None else strided(each, STEPPED) for each, master in pairs]
-        return torch.cat(views).double()
-
-    def _spread(self, values: Tensor | Sequence[float]) -> Tensor:
-        """One value per master, repeated for each of its numbers in `_sample`."""
-        return torch.as_tensor(values, dtype=torch.float64, device=self._owners.device)[self._owners]
-
-    @cached_property
-    def _owners(self) -> Tensor:
-        """The number of the master of each number in `_sample`."""
-        counts = torch.tensor([len(strided(master, STEPPED)) for master in self._masters])
-        return torch.arange(len(counts)).repeat_interleave(counts).to(local_part(self._masters[0]).device)
-
-    @cached_property
-    def _shares(self) -> Tensor:
-        """How many weights of its master each number in `_sample` stands for, per master."""
-        counts = torch.bincount(self._owners, minlength=len(self._masters)).clamp(min=1)
-        sizes = [local_part(master).numel() for master in self._masters]
-        return torch.tensor(sizes, dtype=torch.float64, device=counts.device) / counts
+        """Returns what `step` must make of a sample of the weights. Call it between `clip` and `step`."""
+        return self._check.expected(self._factor)
 
     def compare(self, expected: ExpectedStep) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the squared norms of `ExpectedStep.compare` after `step`.
@@ -197,7 +194,7 @@ class Optimizer:
         own = pick(p for _, p in pairs)
         if not same([value.to(each.dtype) for value, each in zip(pick(m for m, _ in pairs), own, strict=True)], own):
             raise InvariantError("the weights of the model are not those that the optimizer computed: they were not copied")
-        return expected.compare(self._sample(self._masters))
+        return self._check.compare(expected)
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of `loss` to the masters' gradients."""
@@ -238,10 +235,10 @@ class Optimizer:
                 _move_gradient(master, parameter)
         if self._scale.active:
             torch._foreach_div_([m.grad for m in self._masters if m.grad is not None], self._scale.factor)
-        raw = self._sample([master.grad for master in self._masters])
+        self._check.note()
         norm: Any = nn.utils.clip_grad_norm_(self._masters, self._max_norm)
         full: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of shards: a collective
-        self._unclipped = raw, full
+        self._check.clipped(full)
         return full
 
     def step(self) -> None:
@@ -274,25 +271,29 @@ class Optimizer:
 
     def state_dict(self) -> dict[str, Any]:
         masters = [m.detach() for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]
-        scale = {"loss_scale": self._scale.state_dict()} if self._scale.active else {}
-        return {"adam": self._adam.state_dict(), "masters": masters, "steps": counted_steps(self._adam.state), **scale}
+        more: dict[str, object] = {"loss_scale": self._scale.state_dict()} if self._scale.active else {}
+        more |= {} if (count := self.num_steps) is None else {"steps": count}
+        more |= {} if (name := self._settings.optimizer_name) == ADAMW else {"optimizer": name}
+        return {"adam": self._adam.state_dict(), "masters": masters, **more}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`, whose tensors are there or are functions that read rows of them (`model.shards.Read`)."""
+        if (saved := state.get("optimizer", ADAMW)) != (name := self._settings.optimizer_name):
+            raise ConfigError(f"the checkpoint holds the moments of train.optimizer = {saved!r}, not of {name!r}: set that one")
         adam, parameters = state["adam"], [each for group in self._adam.param_groups for each in group["params"]]
         if set(adam["state"]) - set(range(len(parameters))):
             raise ConfigError("the checkpoint's optimizer has other parameters")
         averages = {
             number: {
-                name: shard_like(parameters[number], value) if name.startswith("exp_") else value
-                for name, value in values.items()
+                key: shard_like(parameters[number], value) if callable(value) or torch.as_tensor(value).dim() else value
+                for key, value in values.items()
             }
             for number, values in adam["state"].items()
         }
         # The settings of this run win over the saved ones: only Adam's averages are taken from the state.
         options = [{k: v for k, v in group.items() if k != "params"} for group in self._adam.param_groups]
         self._adam.load_state_dict({**adam, "state": averages})
-        self._averages = None
+        self._check.forget()
         for group, own in zip(self._adam.param_groups, options, strict=True):
             group.update(own)
         if "loss_scale" in state:  # absent if the saved run used another number format

@@ -13,7 +13,8 @@ import agentfly
 from agentfly.config import Config
 from agentfly.errors import ConfigError
 from agentfly.health import replay
-from tests.learn.chains import tiny_llama
+from agentfly.types import Completion, Turn
+from tests.learn.chains import chain_of_ids, tiny_llama
 from tests.learn.test_learner import VOCABULARY, learner_of, make_groups, weights_of
 from tests.tiny import ROWS, save_tiny_model, tiny_agent
 
@@ -81,6 +82,7 @@ def test_a_resumed_learner_has_the_coefficient_and_the_reference_that_it_had(tmp
     "loss",
     [
         {"kl_coef": 0.2, "kl_target": 0.01},
+        {"entropy_target": 9.0},
         {"kl_coef": 0.2, "kl_target": 0.01, "kl_in": "reward", "reference_every": 2},
     ],
 )
@@ -88,8 +90,76 @@ def test_a_run_is_computed_again(tmp_path: Path, loss: dict[str, Any]) -> None:
     model = save_tiny_model(tmp_path / "model")
     small = {"num_tasks": 3, "num_chains": 4, "threads": 1, "lr": 1e-2, "validation_count": 2, "validate_at_start": False}
     result = agentfly.train(tiny_agent(model), ROWS, steps=4, loss=loss, run={"dir": str(tmp_path), "name": "run"}, **small)
-    assert len({row["train/kl_coef"] for row in result.history}) == 4
+    assert len({row["train/entropy_coef" if "entropy_target" in loss else "train/kl_coef"] for row in result.history}) > 2
     assert {check.name: (check.problems, check.skipped) for check in replay(tmp_path / "run").checks if check.problems} == {}
+
+
+def played(model: Any, seed: int, version: int) -> list[list[Any]]:
+    """Four groups of eight chains of one token, sampled by the model, of which one token in six is rewarded."""
+    torch.manual_seed(seed)
+    groups = []
+    for number in range(4):
+        with torch.no_grad():
+            logprobs = torch.log_softmax(model(torch.tensor([[number, 5, 6]])).logits[0, -1], -1)
+        drawn = torch.multinomial(logprobs.exp(), 8, replacement=True).tolist()
+        chains = [
+            chain_of_ids([0], [0], float(token % 6 == number), group=str(number), number=at) for at, token in enumerate(drawn)
+        ]
+        for chain, token in zip(chains, drawn, strict=True):
+            reply = Completion(text="", token_ids=[token], logprobs=[float(logprobs[token])], versions=[version])
+            chain.turns = [Turn([number, 5, 6], True, reply)]
+        groups.append(chains)
+    return groups
+
+
+def entropies(steps: int = 60, lr: float = 5e-3, **loss: Any) -> tuple[list[float], list[float]]:
+    model = tiny_llama(VOCABULARY)
+    learner = learner_of(model, loss=loss, lr=lr, max_grad_norm=1.0)
+    rows = [learner.update(played(model, seed, learner.version)) for seed in range(steps)]
+    return [row["train/entropy"] for row in rows if "train/entropy" in row], [
+        row.get("train/entropy_coef", 0.0) for row in rows
+    ]
+
+
+def test_entropy_that_falls_without_it_stays_near_its_target() -> None:
+    fallen, _ = entropies()
+    held, coefficients = entropies(entropy_target=1.0)
+    assert min(fallen[0], held[0]) > 2.0
+    late_fallen, late_held = (sum(each[-10:]) / 10 for each in (fallen, held))
+    assert late_fallen < 0.3, "each group of chains has the same rewards in more and more steps"
+    assert 2 * late_fallen < late_held < 1.7
+    assert late_held > 0.4
+    assert len(held) > len(fallen), "and more steps teach something"
+    assert min(coefficients) == 0.0 < max(coefficients) <= 1.0
+
+
+def test_the_weight_of_the_entropy_is_that_of_the_controller() -> None:
+    model = tiny_llama(VOCABULARY)
+    learner = learner_of(model, loss={"entropy_coef": 0.004, "entropy_target": 2.9}, lr=2e-2)
+    coef, below = 0.004, True
+    for row in updated(learner, model, 6):
+        assert row["train/entropy_coef"] == pytest.approx(coef if below else 0.0, rel=1e-12)
+        missing = (1.0 - row["train/entropy"] / 2.9) / 0.2
+        coef = min(1.0, max(0.0, coef + 0.02 * min(1.0, max(-1.0, missing))))
+        below = row["train/entropy"] < 2.9
+
+
+def test_the_weight_of_the_entropy_goes_on_after_a_resume_and_in_micro_batches(tmp_path: Path) -> None:
+    loss = {"entropy_coef": 0.01, "entropy_target": 4.0}
+    model = tiny_llama(VOCABULARY)
+    learner = learner_of(model, loss=loss, lr=3e-3)
+    updated(learner, model, 3)
+    torch.save(learner.state_dict(), tmp_path / "state.pt")
+    other, divided = copy.deepcopy(model), copy.deepcopy(model)
+    resumed, small = learner_of(other, loss=loss, lr=3e-3), learner_of(divided, loss=loss, lr=3e-3, max_tokens_per_batch=16)
+    for each in (resumed, small):
+        each.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    groups = make_groups(model, 3)
+    one, two, three = (each.update(groups) for each in (learner, resumed, small))
+    assert one["train/entropy_coef"] == two["train/entropy_coef"] == three["train/entropy_coef"] > 0.01
+    assert one["train/entropy"] == two["train/entropy"] == pytest.approx(three["train/entropy"], rel=1e-5)
+    assert torch.equal(weights_of(other), weights_of(model))
+    assert three["train/entropy_slope"] == pytest.approx(one["train/entropy_slope"], rel=1e-5)
 
 
 def test_what_cannot_act_or_be_mixed_gets_a_sentence() -> None:
