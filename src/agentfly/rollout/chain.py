@@ -94,7 +94,8 @@ class Plan:
     `kinds` are all kinds of environment that a chain may use. A chain acquires `env_kind` at its start and the others when a
     tool or the reward requests them. `admission` controls all rollouts of the run; if it is None, each rollout makes one.
     `activities` lists the running chains with what they wait for (None: they are not listed). `runner` runs the chains; None:
-    this process does, with the objects of the plan.
+    this process does, with the objects of the plan. `foreign_marks` begin an observation or a user's turn in the agent's format
+    and in the template: a model that writes one makes up what it was not told.
     """
 
     agent: AgentLike
@@ -111,6 +112,7 @@ class Plan:
     on_event: Callable[[Event], None] | None = None
     activities: Activities | None = None
     runner: ChainRunner | None = None
+    foreign_marks: Sequence[str] = ()
 
 
 @dataclass(slots=True)
@@ -146,6 +148,7 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
     """
     trajectory = Trajectory(trajectory_id, opening.task, chain, list(opening.messages), draw=opening.draw)
     trajectory.started = time.time()
+    trajectory.foreign_marks = list(plan.foreign_marks) or None
     context = Context(opening.task, trajectory)
     lease: Lease | None = None
     activity = None if plan.activities is None else plan.activities.add(trajectory)

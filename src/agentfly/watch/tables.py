@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 from ..display import visible
 from ..types import Trajectory, Turn
 from .held_out import interval_text, is_part, left_out
+from .honesty import Honesty
 from .metrics import METRICS, describe, unknown
 from .progress import number
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-COUNTS = ("tasks", "chains", "scored")
+COUNTS = ("tasks", "chains", "scored", "judged_answers")
 """Metrics that are shown without decimals."""
 STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
@@ -67,6 +68,8 @@ def show_trajectory(
     _print(console, Text(clean(_headline(trajectory) + suffix, plain), style="bold"))
     if trajectory.error:
         _print(console, Text(clean(trajectory.error, plain), style="red"))
+    if told := Honesty.of(trajectory).told:
+        _print(console, Text(", ".join(told), style="yellow"))
     for index, message in enumerate(trajectory.messages):
         style = STYLES.get(message.role, "")
         head = [message.role if message.name is None else f"{message.role} {message.name}"]
