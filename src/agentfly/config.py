@@ -24,7 +24,7 @@ from .learn.algorithms import Algorithm, canonical, find_algorithm, reference_of
 from .learn.settings import LoraSettings, LossSettings, OptimSettings
 from .recipes import find_config
 from .resources.spec import check_settings
-from .schema import check_fields, read, setting, type_hints, type_name
+from .schema import check_fields, read, read_budget, setting, type_hints, type_name
 from .types import Reaction, Sampling
 
 
@@ -175,6 +175,9 @@ class TrainSettings(OptimSettings):
     stop_after: int = setting(
         0, "end the run after so many validations that are not better by a paired test over the held-out tasks; 0: never", low=0
     )
+    budget: str | None = setting(
+        None, 'end the run in order when it has used this, resumed runs together: a time ("20min") or dollars ("$2", by run.price)'
+    )
     max_logprob_gap: float | None = setting(
         None,
         "largest mean difference between sampled and recomputed log-probs (nats) before the run stops; "
@@ -273,6 +276,7 @@ class RunSettings:
         ["jsonl"], "where metrics go besides the run's own database: jsonl, tensorboard, wandb, mlflow, trackio, opentelemetry"
     )
     threads: int | None = setting(None, "torch threads; torch's choice when not set", low=1)
+    price: float | None = setting(None, "dollars per hour of one GPU; on a CPU, of the machine", above=0)
 
     def __post_init__(self) -> None:
         check_fields(self, "run.")
@@ -381,6 +385,8 @@ class Config:
         config.check_ranks(config.learner.ranks)
         _check_sampler(config)
         _check_cluster(config)
+        if (budget := config.train.budget) is not None and read_budget("train.budget", budget)[1] and config.run.price is None:
+            raise ConfigError(f"train.budget = {budget!r} needs run.price, the dollars per GPU-hour: set it, or give a time")
         if keys := config.train.critic_keys:
             if not algorithm.needs_critic:
                 raise ConfigError(f"train.{keys[0]} is not used by {algorithm.name}, which has no critic: remove it")

@@ -53,7 +53,7 @@ _OF_ROLLOUTS = (
     "train.critic_lr", "train.critic_epochs", "train.critic_minibatches", "train.critic_warmup_steps",
     "train.validate_chains", "train.validate_temperature", "train.validate_at_start",
     "train.save_every", "train.save_every_s", "train.keep_best", "train.stop_after", "train.max_logprob_gap",
-    "train.max_failed_share",
+    "train.max_failed_share", "train.budget", "run.price",
 )  # fmt: skip
 NOT_READ = {"sft": _OF_ROLLOUTS, "dpo": (*_OF_ROLLOUTS, "data.validation", "data.validation_count", "data.train_count")}
 

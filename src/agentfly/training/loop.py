@@ -51,7 +51,7 @@ class TrainResult(Displayed):
     """The run's folder and results. `before` and `after` are validations; `history` has one row per step.
 
     `checkpoint` is the newest one, `best` that with the best validation (`train.keep_best`). `stopped`
-    says why the run ended before its last step (`train.stop_after`).
+    says why the run ended before its last step (`train.stop_after`, `train.budget`). `cost` has the metrics cost/* at the end.
     """
 
     directory: Path
@@ -63,6 +63,7 @@ class TrainResult(Displayed):
     checkpoint: Path | None = None
     best: Path | None = None
     stopped: str | None = None
+    cost: dict[str, float] = field(default_factory=dict)
 
     def to_pandas(self) -> Any:
         """The history as a pandas.DataFrame: a row per step, a column per metric. Raises MissingExtra."""
@@ -145,19 +146,21 @@ class Trainer:
             await self._validate_once()  # it may have been stopped in this validation
         await self._ask_probe()
         self.breakdown.begin()
-        while self.step < settings.steps and self.plateau.reason is None:
+        reason: str | None = None
+        while self.step < settings.steps and (reason := self.plateau.reason or self.parts.spending.reason) is None:
             metrics = await self._step()
             self.result.history.append(metrics)
             self.result.steps = self.step
         await self._validate_once()
-        if self.step < settings.steps and (reason := self.plateau.reason) is not None:
+        self.result.cost = self.parts.spending.metrics(self.result.before, self.result.after)
+        if self.step < settings.steps and reason is not None:
             self.result.stopped = f"the run ends after step {self.step} of {settings.steps}: {reason}"
             self.observe.note(self.result.stopped)
 
     async def _validate_once(self) -> None:
         if not self.result.after:
             self.result.after = (await self._validate()).metrics
-            self.observe.log(self.result.after, self.step)
+            self.observe.log(self.result.after | self.parts.spending.metrics(self.result.before, self.result.after), self.step)
 
     async def _step(self) -> dict[str, float]:
         settings, rollout = self.config.train, self.config.rollout
@@ -191,6 +194,7 @@ class Trainer:
             self.observe.checks(step, self.ledger.take_checked())
             if self.step == step:
                 metrics |= self.breakdown.end_step(metrics["rollout/tokens"])
+                metrics |= self.parts.spending.metrics(self.result.before, metrics)
                 self.observe.log(metrics, step)
         self.observe.step(step, metrics)
         if self.saver.due(step):
