@@ -160,7 +160,7 @@ class TrainSettings(OptimSettings):
 
     steps: int = setting(100, "weight updates", low=1)
     validate_every: int = setting(10, "steps between validations on held-out rows; 0: only at the start and the end", low=0)
-    validate_chains: int = setting(1, "chains of each held-out task; pass@k is reported up to this k", low=1)
+    validate_chains: int = setting(1, "chains of each held-out task; pass@k and pass^k are reported up to this k", low=1)
     validate_temperature: float | None = setting(None, "temperature of validation; as in training when not set", low=0)
     validate_at_start: bool = setting(True, "validate before the first step, for the closing comparison")
     save_every: int = setting(

@@ -119,7 +119,7 @@ def make_parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--model", help="evaluate this model or checkpoint instead of agent.model, or of a run's newest one")
     evaluate.add_argument("--data", metavar="FILE", help="play all rows of this file instead of the config's")
     evaluate.add_argument(
-        "--chains", type=int, default=1, metavar="K", help="number of chains per task; pass@k is reported up to K"
+        "--chains", type=int, default=1, metavar="K", help="number of chains per task; pass@k and pass^k are reported up to K"
     )
     evaluate.add_argument(
         "--split", default="validation", help="the split of the task set: train, validation (default) or test"
