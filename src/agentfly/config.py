@@ -176,7 +176,7 @@ class TrainSettings(OptimSettings):
         0, "end the run after so many validations that are not better by a paired test over the held-out tasks; 0: never", low=0
     )
     budget: str | None = setting(
-        None, 'end the run in order when it has used this, resumed runs together: a time ("20min") or dollars ("$2", by run.price)'
+        None, 'end the run in order when it has used this, resumes included: a time ("20min") or dollars ("$2", by run.price)'
     )
     max_logprob_gap: float | None = setting(
         None,

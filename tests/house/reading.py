@@ -62,6 +62,7 @@ def module_of(name: str) -> str | None:
 
 
 @cache
+@cache
 def import_graph() -> dict[str, set[str]]:
     """Every module and the modules of the package that it imports."""
     graph = {}
@@ -106,6 +107,7 @@ def longest_chain(graph: Mapping[str, Iterable[str]]) -> list[str]:
     return max(map(below, graph), key=len)
 
 
+@cache
 def lines_of_code(path: Path) -> int:
     """Lines that hold code: blank lines, comments and docstrings do not count."""
     docstrings: set[int] = set()

@@ -236,7 +236,8 @@ def test_a_question_that_ends_with_its_answer_is_not_paid_when_it_is_copied() ->
         r"\boxed{18}\quad\boxed{25}",
         r"\boxed{18} oder \boxed{25}", r"\boxed{18}\text{ maybe }\boxed{25}", "La respuesta es 18 o 25",
         "Die Antwort ist 18 oder 25",
-        "La réponse est 18 ou 25", "答案是18或25", "The answer is 18 respectively 25", "The answer is 18 or twenty-five",
+        "La réponse est 18 ou 25", "答案是18或25", "The answer is 18—25",
+        "The answer is 18 respectively 25", "The answer is 18 or twenty-five",
     ],
 )  # fmt: skip
 def test_a_second_guess_makes_a_hedge_of_an_answer(prediction: str) -> None:

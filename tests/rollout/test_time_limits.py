@@ -12,7 +12,7 @@ import pytest
 from agentfly import ReactAgent, Task, reward, tool
 from agentfly.errors import EngineError
 from agentfly.learn.samples import to_samples
-from agentfly.rollout import make_plan, open_environments, open_task
+from agentfly.rollout import make_plan, open_environments, open_task, run_chains
 from agentfly.rollout.chain import run_chain
 from agentfly.testing import ByteRenderer, ScriptedEngine
 from agentfly.types import Completion, Outcome, Request, Trajectory
@@ -141,6 +141,20 @@ def test_a_chain_whose_tool_uses_up_a_time_limit_is_scored_and_its_replies_are_t
     (row,) = to_samples(chain)
     assert bytes(each for each in row.token_ids[row.mask].tolist() if each < 256).decode() == LOOK + HANG
     assert row.rewards.sum() == 0.0
+
+
+def test_the_limit_of_a_group_also_ends_the_chains_of_a_validation() -> None:
+    agent = ReactAgent(ScriptedEngine([LOOK, HANG]), renderer=ByteRenderer(), tools=[look, hang], reward=answered)
+
+    async def main() -> list[Trajectory]:
+        plan = make_plan(agent)
+        plan = replace(plan, limits=replace(plan.limits, group_timeout_s=0.3))
+        async with open_environments(agent, plan, None) as ready:
+            return await run_chains(ready, [Task("a", ())], num_chains=2, max_concurrency=None)
+
+    for chain in asyncio.run(main()):
+        assert (chain.outcome, chain.reward) == (Outcome.MAX_TIME, 0.0)
+        assert "the group of the chain exceeded its time limit" in (chain.error or "")
 
 
 def test_a_chain_that_began_long_after_its_group_is_not_blamed_for_the_groups_limit() -> None:

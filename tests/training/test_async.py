@@ -170,7 +170,7 @@ def test_settings_that_contradict_each_other_are_refused(model: Path, tmp_path: 
 def test_chains_that_outlast_their_group_are_cut_off_and_the_others_are_trained(model: Path, tmp_path: Path) -> None:
     calls = 0
 
-    @tool(name="look", register=False, timeout_s=3)  # the validation at the end has no group to outlast
+    @tool(name="look", register=False)
     async def look() -> str:
         """Look around."""
         nonlocal calls

@@ -10,7 +10,16 @@ import pytest
 
 from agentfly.runs.compare import mean
 from agentfly.types import Outcome, Task, Trajectory
-from agentfly.watch.held_out import bounds, held_out_metrics, interval_text, is_part, left_out, pass_all_k, pass_at_k, success_interval
+from agentfly.watch.held_out import (
+    bounds,
+    held_out_metrics,
+    interval_text,
+    is_part,
+    left_out,
+    pass_all_k,
+    pass_at_k,
+    success_interval,
+)
 from agentfly.watch.metrics import unknown
 from agentfly.watch.progress import summary_line
 

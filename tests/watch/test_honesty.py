@@ -198,4 +198,3 @@ def test_demonstrations_of_the_worlds_raise_no_alarm(name: str) -> None:
                               chain.turns[0].results)  # fmt: skip
     figures = honesty_metrics(chains)
     assert figures["written_observations"] == 1.0 and (not judged or figures["unsupported_answers"] == 1.0)
-

@@ -138,8 +138,8 @@ def turn_marks(dialect: Dialect, codec: Codec, stops: Iterable[str]) -> list[str
 def foreign_marks(dialect: Dialect) -> tuple[str, ...]:
     """The texts with which the template begins a user's turn or a result, each as long as no rendered reply has it.
 
-        <|im_start|>user\\n<tool_response>     ->  <|im_start|>user  and  <tool_response>
-        <|start_header_id|>ipython<|end...      ->  <|start_header_id|>ipython
+    <|im_start|>user\\n<tool_response>     ->  <|im_start|>user  and  <tool_response>
+    <|start_header_id|>ipython<|end...      ->  <|start_header_id|>ipython
     """
     probes, units, end = dialect.finder.probes, dialect.finder.units, dialect.marks.ends[0]
     forms = [probes.reply(*form[:2], int(form[2])) or "" for form in _FORMS]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -95,6 +96,7 @@ async def run_chains(
     timeout_s = admission_timeout_s(plan.limits)
     results: list[Trajectory | None] = [None] * total
     openings: dict[int, Opening] = {}
+    deadlines: dict[int, float] = {}
     draws = _draws(tasks)
     order = iter(range(total))
 
@@ -104,7 +106,10 @@ async def run_chains(
             async with admission.slot(admission.done if step is None else step, timeout_s):
                 if position not in openings:
                     openings[position] = open_task(plan, tasks[position], draws[position])
-                trajectory = await start_chain(plan, openings[position], chain, f"{prefix}{position}-{chain}")
+                    if plan.limits.group_timeout_s is not None:
+                        deadlines[position] = time.monotonic() + plan.limits.group_timeout_s
+                name = f"{prefix}{position}-{chain}"
+                trajectory = await start_chain(plan, openings[position], chain, name, until=deadlines.get(position))
             results[index] = trajectory
             first = position * num_chains
             for ended in await end_chain(plan, results[first : first + num_chains], trajectory):

@@ -1,4 +1,4 @@
-"""Stopping a run by its budget (`Spending`), or by a signal: SIGINT (Ctrl-C), SIGTERM (schedulers) and SIGHUP (a closed terminal).
+"""Stopping a run by its budget (`Spending`) or a signal: SIGINT (Ctrl-C), SIGTERM (schedulers), SIGHUP (a closed terminal).
 
     first signal     before the loop runs: raised at once; afterwards the run finishes a running update, saves and ends
     second Ctrl-C    the process ends at once; what is kept is printed

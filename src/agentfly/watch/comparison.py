@@ -96,7 +96,7 @@ def compare_runs(
     if measure not in MEASURES:
         raise ConfigError(f"a paired test compares {' or '.join(MEASURES)}, not {measure!r}")
     left, right = (_Side.read(RunDirectory.existing(run), measure, when) for run in (a, b))
-    names = metrics or [name for name in shown_names((left.last, right.last))]
+    names = metrics or shown_names((left.last, right.last))
     for name in metrics:
         if name not in left.last and name not in right.last:
             raise ConfigError(f"neither run has the metric {name!r}")

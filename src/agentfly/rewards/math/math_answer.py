@@ -95,7 +95,7 @@ _OFFER = re.compile(
     r"(?:or|nor|and/or|to|through|vs\.?|versus|minus|plus|times|over|out of|divided by|multiplied by|possibly|maybe|perhaps"
     r"|respectively|unless|oder|bzw|ou|o|oppure|или)\b"
     r"[^\w\n=+*/-]{0,4}(?:(?:maybe|possibly|perhaps|even|about|rather|else|could|might|may|be|the|a|is|it|[a-z]\s?=)[^\w\n]{0,4}){0,3}"
-    r"|[^\w\n]{1,3}and[^\w\n]{1,3}|\s?&\s?|\s?\?\s?|\s?(?:或者?|または)\s?",
+    r"|[^\w\n]{1,3}and[^\w\n]{1,3}|\s?&\s?|\s?\?\s?|\s?—\s?|\s?(?:或者?|または)\s?",
     re.I,
 )
 _HEDGED = re.compile(  # "possibly 25", "my second guess is 25": another number in the place of an answer
