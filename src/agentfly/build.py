@@ -190,7 +190,7 @@ def build_plan(config: Config, agent: BaseAgent, activities: Activities | None =
 
 
 def build_tasks(
-    config: Config, data: Any = None, validation: Any = None, say: Callable[[str], None] | None = None
+    config: Config, data: object = None, validation: object = None, say: Callable[[str], None] | None = None
 ) -> tuple[list[Task], list[Task]]:
     """Returns training and validation tasks, source by source; `data` and `validation` replace those of the config.
 

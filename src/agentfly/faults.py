@@ -95,7 +95,7 @@ def faulty(cls: type, schedule: FaultSchedule) -> type:
     """A subclass of `cls` whose methods fail by the schedule. Worker processes can import it if they can import `cls`."""
     numbers = itertools.count(int(os.environ.get("AGENTFLY_WORKER", "0")))
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+    def __init__(self: Any, *args: object, **kwargs: object) -> None:  # noqa: N807
         setattr(self, _ATTRIBUTE, Faults(schedule, next(numbers)))
         cls.__init__(self, *args, **kwargs)  # type: ignore[misc]
 

@@ -81,7 +81,7 @@ def resolve(kind: str, name: str) -> Any:
     raise UnknownName(f"no {kind.removesuffix('s')} is called {name!r}; {hint}")
 
 
-def reference_of(thing: Any) -> str:
+def reference_of(thing: object) -> str:
     """Returns what `resolve` finds a class or function by: "module:NAME" or "file.py:NAME"; OBJECT and its name if nothing."""
     module, name = sys.modules.get(getattr(thing, "__module__", "")), getattr(thing, "__qualname__", type(thing).__name__)
     # A script must not run again to find what it holds.

@@ -127,7 +127,7 @@ MAX_LINES_OF_A_FILE = 450
 MAX_LINES_OF_A_FUNCTION = 80
 MAX_DOCSTRING_OF_A_MODULE = 12
 MAX_IMPORT_CHAIN = 29
-MAX_ANY = 599
+MAX_ANY = 542
 
 # What stands above a limit today. A row goes when its file, function, name or folder keeps the limit: the test asks for it.
 LONG_FILES: dict[str, int] = {

@@ -218,7 +218,7 @@ class ThreadPool:
     def __init__(self) -> None:
         self.forget()
 
-    async def run(self, fn: Callable[..., Any], *args: Any) -> Any:
+    async def run(self, fn: Callable[..., Any], *args: object) -> Any:
         """Return `fn(*args)`, called in a thread with a copy of the current context.
 
         Cancelling this call (a deadline does) abandons it: see the module.

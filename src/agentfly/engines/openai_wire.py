@@ -118,7 +118,7 @@ class _WireCall:
         return ToolCall(self.name, arguments, self.id)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """A text or null. Raises TypeError for other values."""
     if value is not None and not isinstance(value, str):
         raise TypeError(f"a text is expected, not {type(value).__name__}")

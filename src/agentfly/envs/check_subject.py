@@ -145,7 +145,7 @@ class Subject:
 
         return self.instance.run(timed)
 
-    async def run(self, function: Callable[..., Any], env: Any, *args: Any) -> Any:
+    async def run(self, function: Callable[..., Any], env: object, *args: object) -> Any:
         """Run a user's function on the environment, in its loop or thread, with ten times the deadline."""
         return await self._within(
             self.instance.run(partial(function, env, *args)), getattr(function, "__name__", "function"), 10

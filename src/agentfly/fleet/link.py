@@ -31,7 +31,7 @@ class Message(NamedTuple):
     value: Any
 
 
-def pack(kind: str, message_id: int = 0, value: Any = None) -> bytes:
+def pack(kind: str, message_id: int = 0, value: object = None) -> bytes:
     """A message as a frame. Raises `codec.NotEncodable`."""
     return pack_message([kind, message_id, value])
 
@@ -101,7 +101,7 @@ class Link(asyncio.Protocol):
                 self._on_message(self, message)
 
 
-def _check(value: Any) -> Message:
+def _check(value: object) -> Message:
     if type(value) is list and len(value) == 3 and type(value[0]) is str and type(value[1]) is int:
         return Message(*value)
     raise BadFrame("it is not a message")

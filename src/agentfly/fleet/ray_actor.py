@@ -130,7 +130,7 @@ class NodeActor:
         """End all children."""
         self.kill(list(self.started))
 
-    def ask(self, what: str, *values: Any) -> Any:
+    def ask(self, what: str, *values: object) -> Any:
         """Answer a question by its name."""
         return getattr(self, f"ask_{what}")(*values)
 

@@ -197,7 +197,7 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: object, grad: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         x, grad = x.contiguous(), grad.contiguous()
         learns = ctx.needs_input_grad[1]
@@ -224,7 +224,7 @@ class _Gated(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: object, grad: Tensor) -> Any:
         gate, up = ctx.saved_tensors
         size = gate.shape[-1]
         gate_rows, count, gate_stride = _one_stride(gate)
@@ -246,7 +246,7 @@ class _Rotary(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: object, *grads: Tensor) -> Any:
         by_q, by_k = (grad if grad.stride(-1) == 1 else grad.contiguous() for grad in grads)
         return *_launch_rotary(by_q, by_k, *ctx.saved_tensors, back=True), None, None
 

@@ -8,7 +8,7 @@ captured in a CUDA graph: no size depends on the data and nothing waits for the 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -279,7 +279,7 @@ def decode(
 
 
 def prefill(
-    query: Tensor, keys: Tensor, values: Tensor, metadata: Any, *, scale: float, window: int | None, softcap: float | None
+    query: Tensor, keys: Tensor, values: Tensor, metadata: object, *, scale: float, window: int | None, softcap: float | None
 ) -> Tensor:
     """query [tokens, heads, dim] -> the same shape. `metadata` is an `engines.local.paged_attention.PrefillMetadata`."""
     _, heads, dim = query.shape

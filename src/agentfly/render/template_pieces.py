@@ -53,7 +53,7 @@ class TokenCache:
 class Pieces:
     """Encodes with `plain`, the tokenizer itself. `backend` is its fast tokenizer, if it has one; `marks` are compared."""
 
-    def __init__(self, plain: Encode, backend: Any, marks: Iterable[str]) -> None:
+    def __init__(self, plain: Encode, backend: object, marks: Iterable[str]) -> None:
         self._plain = plain
         # With dropout, a text has other ids each time.
         self._cache = TokenCache(0 if getattr(getattr(backend, "model", None), "dropout", None) else 16 << 20)

@@ -24,7 +24,7 @@ class Kinds:
         self._names: dict[Any, str] = {}
         """The name of every class, function or string that was added."""
 
-    def add(self, thing: Any, **settings: Any) -> Spec:
+    def add(self, thing: object, **settings: object) -> Spec:
         """Add a kind. Raises ConfigError if the budget cannot hold its pool."""
         spec = spec_of(thing, **settings)
         if spec.name in self.pools:

@@ -43,7 +43,7 @@ class ResourceManager:
     """
 
     def __init__(
-        self, budget: Budget | None = None, *specs: Any, timeout_s: float = TIMEOUT_S, sweep_s: float = SWEEP_S
+        self, budget: Budget | None = None, *specs: object, timeout_s: float = TIMEOUT_S, sweep_s: float = SWEEP_S
     ) -> None:
         self.budget = budget or Budget()
         self.closed = False
@@ -66,7 +66,7 @@ class ResourceManager:
 
     # ---- kinds
 
-    def register(self, thing: Any, **settings: Any) -> str:
+    def register(self, thing: object, **settings: object) -> str:
         """Add a kind and return its name. Raises ConfigError if the budget cannot hold its pool."""
         spec = self.kinds.add(thing, **settings)
         if self._loop is not None:

@@ -132,7 +132,7 @@ class Tool:
         bound._fn = types.MethodType(self._fn, owner)
         return bound
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         fn = self._fn if self.cls is None else self._shared_instance()
         return fn(*args, **kwargs)
 

@@ -22,7 +22,7 @@ Schema = dict[str, Any]
 class Mismatch(Exception):
     """A JSON value does not fit. Each enclosing conversion appends its key or index to `path`."""
 
-    def __init__(self, expected: str, value: Any, *, because: str = "") -> None:
+    def __init__(self, expected: str, value: object, *, because: str = "") -> None:
         super().__init__(expected)
         self.expected, self.because, self.got = expected, because, show(value)
         self.path: list[str | int] = []

@@ -12,7 +12,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any
 
 from ..render.parsers.reply import after_thinking
 from ..rewards.answers import normalize
@@ -64,7 +63,7 @@ class Honesty:
                   (self.written or 0, "replies with an observation that the model wrote itself"))  # fmt: skip
         return [f"{count} {what}" for count, what in counts if count] + ["an answer without support"] * bool(self.unsupported)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The figures by name."""
         return asdict(self)
 

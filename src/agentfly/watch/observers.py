@@ -84,7 +84,7 @@ class Observers(Observer):
         self._members.append(member)
 
     @contextmanager
-    def running(self, **description: Any) -> Iterator[None]:
+    def running(self, **description: object) -> Iterator[None]:
         """The body is the run. Enters `running` of every member that has it."""
         with ExitStack() as entered:
             for enter in self._methods("running"):

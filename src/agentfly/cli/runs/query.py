@@ -100,7 +100,7 @@ def _unique(names: list[str]) -> list[str]:
     return [name if name not in names[:at] else f"{name}:{at}" for at, name in enumerate(names)]
 
 
-def _authorize(action: int, first: str | None, second: str | None, *_: Any) -> int:
+def _authorize(action: int, first: str | None, second: str | None, *_: object) -> int:
     if action == sqlite3.SQLITE_PRAGMA:
         return sqlite3.SQLITE_OK if first in PRAGMAS and (second is None or first != "user_version") else sqlite3.SQLITE_DENY
     if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in REFUSED:

@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:/\d+)?")
 class DataLine:
     """One row of a file, with its line number for errors."""
 
-    def __init__(self, path: Path, number: int, row: Any) -> None:
+    def __init__(self, path: Path, number: int, row: object) -> None:
         self.where, self.number = f"{path}: line {number}", number
         if not isinstance(row, dict):
             raise self.refuse(f"a row is an object with fields, this is a {type(row).__name__}")

@@ -133,13 +133,13 @@ class Jvm:
         shared.simplifications = self._loaded = ",".join(name.strip() for name in used.split(",") if name.strip() in NAMES)
         shared.count = self._ids.count()
 
-    def lines(self, java_list: Any) -> list[str]:
+    def lines(self, java_list: object) -> list[str]:
         """A Java list of strings as a Python list, in one exchange instead of one per element."""
         text = str(self.gateway.jvm.java.lang.String.join("\n", java_list))
         self.drop(java_list)
         return text.split("\n") if text else []
 
-    def drop(self, java_object: Any) -> None:
+    def drop(self, java_object: object) -> None:
         """Release an object in Java; with memory management off nothing else does."""
         self.gateway.detach(java_object)
 

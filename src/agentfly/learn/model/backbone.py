@@ -206,7 +206,7 @@ def _fuse(probe: _Probe, replica: nn.Module) -> str:
     return f"fused layers: off ({'; '.join(notes) or 'none of a known kind'})"
 
 
-def _gap_of_family(module: Any) -> float:
+def _gap_of_family(module: object) -> float:
     """The probe's difference on a miniature whose windows are shorter than the probe; 0 if there is none or no need for it."""
     config = getattr(module, "config", None)
     if config is None or config.get_text_config().model_type in PROVEN:
@@ -267,7 +267,7 @@ class _Probe:
         """
         inputs: list[Tensor] = []
 
-        def embed(embeddings: nn.Module, args: Any, out: Tensor) -> Tensor:
+        def embed(embeddings: nn.Module, args: object, out: Tensor) -> Tensor:
             inputs.append(out.detach().requires_grad_())
             return inputs[-1]
 

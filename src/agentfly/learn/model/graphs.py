@@ -197,7 +197,7 @@ class Graphs:
 class _Graph:
     """One forward and one backward graph, and the tensors that they read and write."""
 
-    def __init__(self, replica: nn.Module, sizes: Sizes, input_ids: Tensor, layout: PackedLayout, pool: Any) -> None:
+    def __init__(self, replica: nn.Module, sizes: Sizes, input_ids: Tensor, layout: PackedLayout, pool: object) -> None:
         self.sizes = sizes
         trained = {name: parameter for name, parameter in replica.named_parameters() if parameter.requires_grad}
         self.parameters = list(trained.values())
@@ -263,7 +263,7 @@ class _Graph:
 
 
 @contextmanager
-def _capturing(pool: Any) -> Iterator[Any]:
+def _capturing(pool: object) -> Iterator[Any]:
     """Captures what is launched on the current stream. Other threads may use the device meanwhile.
 
     `torch.cuda.graph` is not used: it collects all garbage and returns all cached memory on each capture.

@@ -131,7 +131,7 @@ class ShardFiles:
         return tensor
 
 
-def mark(tree: Any, path: str = "") -> Any:
+def mark(tree: object, path: str = "") -> Any:
     """Returns a nested state with {"shard": path} for every sharded tensor."""
     if hasattr(tree, "to_local"):
         return {"shard": path}
@@ -142,7 +142,7 @@ def mark(tree: Any, path: str = "") -> Any:
     return tree
 
 
-def sharded(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def sharded(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the sharded tensors of a nested state with their paths."""
     if hasattr(tree, "to_local"):
         yield path, tree
@@ -151,7 +151,7 @@ def sharded(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from sharded(item, f"{path}/{name}" if path else str(name))
 
 
-def fill(tree: Any, read: Callable[[str], Any]) -> Any:
+def fill(tree: object, read: Callable[[str], Any]) -> Any:
     """Returns a state of `mark` with `read(path)` for every sharded tensor."""
     if isinstance(tree, Mapping):
         if set(tree) == {"shard"}:

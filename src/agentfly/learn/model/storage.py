@@ -93,7 +93,7 @@ def _half_parameters(module: torch.nn.Module) -> list[str]:
 
 
 @torch.no_grad()
-def copy_to_memory(tree: Any, copies: dict[Any, torch.Tensor] | None = None) -> Any:
+def copy_to_memory(tree: object, copies: dict[Any, torch.Tensor] | None = None) -> Any:
     """Returns nested dicts and lists with their tensors copied to the CPU's memory. Tied tensors stay tied."""
     copies = {} if copies is None else copies
     if isinstance(tree, torch.Tensor):
@@ -108,7 +108,7 @@ def copy_to_memory(tree: Any, copies: dict[Any, torch.Tensor] | None = None) -> 
     return tree
 
 
-def num_bytes(tree: Any) -> int:
+def num_bytes(tree: object) -> int:
     """Returns the size of all tensors in nested dicts and lists."""
     if isinstance(tree, torch.Tensor):
         return tree.numel() * tree.element_size()

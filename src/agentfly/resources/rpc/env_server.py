@@ -64,7 +64,7 @@ class EnvServer:
 
     def __init__(
         self,
-        thing: Any,
+        thing: object,
         *,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -72,7 +72,7 @@ class EnvServer:
         token: str | None = None,
         ping_s: float = 20.0,
         placement: str | None = None,
-        **settings: Any,
+        **settings: object,
     ) -> None:
         self.guard = Guard(host, token, cure="name the variable with the token in --token-env")
         if most is not None and (type(most) is not int or most < 1):

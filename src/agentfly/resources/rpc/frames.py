@@ -89,12 +89,12 @@ def pack_call(call_id: int, instance: int, method: str, args: Sequence[Any], kwa
     return pack_message([call_id, instance, method, list(args), dict(kwargs)])
 
 
-def pack_value(call_id: int, value: Any) -> bytes:
+def pack_value(call_id: int, value: object) -> bytes:
     """The reply with a call's value. Raises `codec.NotEncodable` for a value that cannot travel."""
     return pack_message([call_id, value, None])
 
 
-def pack_reply(call_id: int, value: Any, where: str) -> bytes:
+def pack_reply(call_id: int, value: object, where: str) -> bytes:
     """As `pack_value`. For a value that cannot travel, the reply is an error; `where` names the place that it cannot leave."""
     try:
         return pack_value(call_id, value)
@@ -172,7 +172,7 @@ class FrameReader:
         return values
 
 
-def _check_call(value: Any) -> Call:
+def _check_call(value: object) -> Call:
     if type(value) is list and [type(part) for part in value] == [int, int, str, list, dict]:
         call = Call(*value)
         if all(type(name) is str for name in call.kwargs):
@@ -180,7 +180,7 @@ def _check_call(value: Any) -> Call:
     raise BadFrame("it is not a call")
 
 
-def _check_reply(value: Any) -> Reply:
+def _check_reply(value: object) -> Reply:
     if type(value) is list and len(value) == 3 and type(value[0]) is int:
         error = value[2]
         if error is None or (type(error) is list and [type(word) for word in error] == [str, str]):

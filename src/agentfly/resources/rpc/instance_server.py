@@ -114,11 +114,11 @@ class InstanceServer(asyncio.Protocol):
             value, error = None, raised
         self.finish(call_id, instance, value, error)
 
-    def finish_later(self, call_id: int, instance: ServedInstance, value: Any, error: BaseException | None) -> None:
+    def finish_later(self, call_id: int, instance: ServedInstance, value: object, error: BaseException | None) -> None:
         """`finish`, from the thread of the instance."""
         self.loop.call_soon_threadsafe(self.finish, call_id, instance, value, error)
 
-    def finish(self, call_id: int, instance: ServedInstance, value: Any, error: BaseException | None) -> None:
+    def finish(self, call_id: int, instance: ServedInstance, value: object, error: BaseException | None) -> None:
         if error is None and inspect.isawaitable(value):
             task = self.loop.create_task(self.wait(call_id, instance.home.run(value)))
             instance.tasks.add(task)
@@ -148,7 +148,7 @@ class InstanceServer(asyncio.Protocol):
         if not instance.home.started:
             self.reply(call_id, None, None)
 
-    def reply(self, call_id: int, value: Any, error: BaseException | None) -> None:
+    def reply(self, call_id: int, value: object, error: BaseException | None) -> None:
         data = pack_reply(call_id, value, "worker process") if error is None else pack_error(call_id, error)
         if self.transport is not None and not self.transport.is_closing():
             self.transport.write(data)

@@ -43,7 +43,7 @@ def cluster_metrics() -> dict[str, float]:
     return metrics
 
 
-async def publish_status(directory: Path, step: int, runner: Any, figures: Mapping[str, float]) -> None:
+async def publish_status(directory: Path, step: int, runner: object, figures: Mapping[str, float]) -> None:
     """Tell the cluster what this run does, every EVERY_S seconds. Does nothing without a cluster.
 
     `figures` are those of the environments (`resources/POOL/NAME`).

@@ -92,7 +92,7 @@ class OpenTelemetryTracker:
             self._step = step, self._span(f"step {step}", began, None, step=step)
         return self._step[1]
 
-    def _span(self, name: str, began: float, parent: Span | None, **attributes: Any) -> Span:
+    def _span(self, name: str, began: float, parent: Span | None, **attributes: object) -> Span:
         context = None if parent is None else trace.set_span_in_context(parent)
         values = {f"rl.{key}": value for key, value in {"run": self._name, **attributes}.items() if value is not None}
         return self._tracer.start_span(name, context=context, start_time=_ns(began), attributes=values)

@@ -66,7 +66,7 @@ def check_tokenizer(name: object, tokenizer: PreTrainedTokenizerBase, config: Pr
         )
 
 
-def why_too_long(text: Any, max_context: int | None) -> str | None:
+def why_too_long(text: object, max_context: int | None) -> str | None:
     """Why the model has no positions for sequences so long, or None. A factor of RoPE reaches that much further."""
     made_for = getattr(text, "max_position_embeddings", None)
     if max_context is None or made_for is None:
@@ -93,7 +93,7 @@ def why_not_trained(text: Any, max_context: int | None) -> str | None:
 _tried: dict[tuple[str, int | None], dict[str, str | None]] = {}
 
 
-def try_family(key: str, text: Any, max_context: int | None) -> dict[str, str | None]:
+def try_family(key: str, text: object, max_context: int | None) -> dict[str, str | None]:
     """Why the miniature of a config cannot be "trained" and "sampled"; None each if it can, or if there is no miniature."""
     if (key, max_context) not in _tried:
         try:

@@ -44,7 +44,7 @@ class RemoteObject:
         object.__setattr__(self, "_remote_judge", judge)
         object.__setattr__(self, "_remote_number", number)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return self._remote_judge.ask("call", self._remote_number, args=args, kwargs=kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -117,7 +117,7 @@ for _name in BINARY:
     setattr(RemoteObject, f"__{_name.rstrip('_')}__", _between(_name))
 
 
-def _extend(value: Any, remote: RemoteObject) -> Any:
+def _extend(value: object, remote: RemoteObject) -> Any:
     """Returns data that has the other attributes of an object of the solution. Those of the data are Python's own."""
     kind = type(value)
     if kind not in EXTENDED and not hasattr(kind, "_make"):

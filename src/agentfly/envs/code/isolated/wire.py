@@ -238,7 +238,7 @@ def _number(number: object) -> int:
     return number
 
 
-def _text(pattern: re.Pattern[str], text: Any) -> str:
+def _text(pattern: re.Pattern[str], text: object) -> str:
     if type(text) is not str or not pattern.fullmatch(text):
         raise NotData("a number is malformed")
     return text
