@@ -378,7 +378,7 @@ class Config:
         if "api_key" in engine_options(config.agent.engine):
             raise ConfigError("agent.engine.api_key would be written to the run's folder: set OPENAI_API_KEY instead")
         config = dataclasses.replace(config, loss=algorithm.settings(loss))
-        config.loss.check_lag(config.rollout.max_lag)
+        config.loss.check_chains(config.rollout.max_lag, config.agent.max_turns)
         algorithm.check_reference(config.loss)
         if config.backend != "verl" and (changed := _changed(config.verl)):
             raise ConfigError(f'verl.{changed[0]} has no effect without backend = "verl": set that, or remove it')

@@ -275,6 +275,7 @@ class Turn:
     a template that rewrote history) they are the whole prompt, and a new training row begins. `sampled_s` are the seconds from
     the request to the reply, `tools_s` those that its calls took, `calls_s` those of each call. `began_s` are the seconds from
     the start of the chain to the request. Times are 0 or absent in turns that were recorded before they existed.
+    `state` is what the chain's environments call the state in which the turn began; it is empty if they name none.
     """
 
     context_ids: list[int]
@@ -287,6 +288,7 @@ class Turn:
     tools_s: float = 0.0
     began_s: float = 0.0
     calls_s: list[float] = field(default_factory=list)
+    state: str = ""
 
     @property
     def text(self) -> str:
@@ -301,11 +303,9 @@ class Turn:
         return [call.name for call, seconds in zip(self.calls, self.calls_s, strict=False) if seconds]
 
     def __repr__(self) -> str:
-        results = [*self.results, *(None for _ in self.calls)]  # a chain may have ended during its calls
-        calls = "".join(
-            f", {call.name} -> {_begin(result.observation) if result else None}"
-            for call, result in zip(self.calls, results, strict=False)
-        )
+        # A chain may have ended during its calls.
+        pairs = zip(self.calls, [*self.results, *(None for _ in self.calls)], strict=False)
+        calls = "".join(f", {call.name} -> {_begin(result.observation) if result else None}" for call, result in pairs)
         return f"<Turn {_begin(self.text)}{calls}>"
 
 

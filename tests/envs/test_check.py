@@ -55,6 +55,9 @@ class Door:
 
 
 class AsyncDoor(Door):
+    async def state_key(self) -> str:
+        return f"{self.open} after {self.tries}"
+
     async def reset(self, task: Task) -> str:  # type: ignore[override]
         await asyncio.sleep(0)
         return Door.reset(self, task)
@@ -80,6 +83,7 @@ def check(make: Any, **options: Any) -> Report:
 def test_a_good_environment_passes(make: type) -> None:
     report = check(make)
     assert report.complete, str(report)
+    assert report["states have names"].detail == ("" if make is AsyncDoor else "it has no `state_key`")
     assert set(report.figures) == {"start_s", "reset_s", "steps_per_s", "memory_kb"}
     assert re.search(r"start [\d.]+ (s|ms|µs), reset [\d.]+ (s|ms|µs), steps [\d,.]+/s, memory [-\d,.]+ (KB|MB)$", str(report))
 
@@ -477,7 +481,36 @@ class Strange(City):
         assert sentence in capsys.readouterr().err
 
 
+class Textless(Door):
+    def state_key(self) -> Any:
+        return self.open, self.tries
+
+
+class Restless(Door):
+    def state_key(self) -> Any:
+        return f"reading {next(COUNT)}"
+
+
+class Personal(Door):
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = next(COUNT)
+
+    def state_key(self) -> Any:
+        return f"door {self.number}"
+
+
+class Touchy(Door):
+    def state_key(self) -> Any:
+        self.tries += 1
+        return "a door"
+
+
 FAULTS = [
+    (Textless, "states have names"),
+    (Restless, "states have names"),
+    (Personal, "states have names"),
+    (Touchy, "states have names"),
     (Locked, "a cancelled call leaves it usable or closed"),
     (Deaf, "a cancelled call leaves it usable or closed"),
     (Breeder, "memory and handles do not grow"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import sqlite3
 from contextlib import closing
@@ -12,11 +13,50 @@ from typing import Any
 import pytest
 
 import agentfly
+from agentfly import reward, tool
 from agentfly.cli import main
 from agentfly.health import PROMISES, Check, replay
 from agentfly.learn.algorithms.replay import identical
-from agentfly.types import Action, Completion
+from agentfly.runs.codec import decode, encode
+from agentfly.types import Action, Completion, Task, ToolCall, ToolResult, Trajectory
 from tests.tiny import ROWS, TwoTurns, even, look, save_tiny_model, tiny_agent
+
+
+@reward(name="even_turns")
+def even_turns(trajectory: Trajectory) -> dict[str, Any]:
+    """Pays each turn for its own tokens."""
+    ids = [turn.completion.token_ids for turn in trajectory.turns]
+    return {"reward": 0.5, "turn_rewards": [sum(token % 2 == 0 for token in own) / len(own) for own in ids]}
+
+
+class Doors:
+    """Two rooms: which of them the chain is in depends on its replies, and is not in what it reads."""
+
+    def reset(self, task: Task) -> None:
+        self.room = 0
+
+    def look(self, room: int) -> ToolResult:
+        self.room = room
+        return ToolResult(observation=f"a door, number {random.random()}", reward=0.25 * room)
+
+    def state_key(self) -> str:
+        return f"room {self.room}"
+
+    def close(self) -> None: ...
+
+
+@tool(name="look", stateful=True, register=False)
+async def look_in_rooms(room: int, doors: Doors) -> ToolResult:
+    """Look around."""
+    return doors.look(room)
+
+
+class ByParity(TwoTurns):
+    """Looks into the room that the sum of its tokens names."""
+
+    def parse(self, completion: Completion) -> Action:
+        return Action(calls=(ToolCall("look", {"room": sum(completion.token_ids) % 2}),))
+
 
 SMALL: dict[str, Any] = {
     "num_tasks": 3, "num_chains": 4, "threads": 1, "lr": 1e-2, "steps": 3, "validation_count": 2, "validate_at_start": False,
@@ -36,13 +76,17 @@ SOUND: dict[str, dict[str, Any]] = {
     "older keys and values kept": {"at_update": "keep", **LAG},
     "older keys and values kept, no correction": {"at_update": "keep", "loss": {"correction": "off"}, **LAG},
     "gigpo": {"algorithm": "gigpo"},
+    "ppo with a shared critic, credit per turn": {
+        "algorithm": "ppo", "loss": {"critic": "shared", "turn_credit": True, "gamma": 0.9, "lam": 0.8},
+    },
+    "grpo, credit and rewards per turn": {"loss": {"turn_credit": True, "gamma": 0.9}, "agent": {"reward": even_turns}},
     "opo, a schedule": {"algorithm": "opo", "agent": RAGGED, "train": {"warmup_steps": 2, "schedule": "cosine"}},
     "reinforce++": {"algorithm": "reinforce++", "agent": RAGGED},
     "reinforce++ with a baseline": {"algorithm": "reinforce++_baseline", "agent": RAGGED},
     "the rate that follows from the model": {"lr": None, "lora": {"rank": 4}},
     "a rate below the rounding of the weights": {"lr": 1e-15},
     "bfloat16": {"agent": {"engine": {"kind": "local", "dtype": "bfloat16"}}},
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +140,22 @@ def test_a_run_whose_truncated_chains_are_masked_is_computed_again(model: Path, 
     assert all(0 < row["train/masked_tokens"] < row["train/tokens"] for row in result.history)
     found = checks(tmp_path / "run")
     assert {name: (check.problems, check.skipped) for name, check in found.items()} == dict.fromkeys(PROMISES, ([], None))
+
+
+def test_gigpo_over_the_stored_names_of_states_and_rewards_of_tools_is_computed_again(model: Path, tmp_path: Path) -> None:
+    agent = ByParity(str(model), tools=[look_in_rooms], reward=even_turns, max_turns=4, sampling={"max_tokens": 4})
+    agentfly.train(agent, ROWS, algorithm="gigpo", run={"dir": str(tmp_path), "name": "run"}, **(SMALL | {"steps": 2}))
+    found = checks(tmp_path / "run")
+    assert {name: (check.problems, check.skipped) for name, check in found.items()} == dict.fromkeys(PROMISES, ([], None))
+    with closing(sqlite3.connect(tmp_path / "run" / "run.db")) as db, db:
+        chains = {key: decode(body) for key, body in db.execute("SELECT key, body FROM bodies")}
+        assert {turn.state for chain in chains.values() for turn in chain} == {"Doors: room 0", "Doors: room 1"}
+        key, chain = next((key, chain) for key, chain in chains.items() if len(chain) == 4)
+        chain.turns[0].reward += 0.125
+        chain.turns[1].reward -= 0.125
+        db.execute("UPDATE bodies SET body = ? WHERE key = ?", (encode(chain), key))
+    (problem,) = checks(tmp_path / "run")["rescored"].problems
+    assert problem.startswith(f"turn 1 of chain {chain.id} has the reward"), problem
 
 
 RECORDS: dict[str, tuple[str, str]] = {

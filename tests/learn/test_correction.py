@@ -280,7 +280,7 @@ def test_the_sampled_denominator_turns_the_correction_off():
     assert own.settings().correction == "off"
     with pytest.raises(ConfigError, match="would count it twice"):
         LossSettings(old_logprobs="sampled")
-    LossSettings(old_logprobs="recompute", correction="off").check_lag(0)
-    LossSettings(old_logprobs="auto", correction="off").check_lag(2)
+    LossSettings(old_logprobs="recompute", correction="off").check_chains(0, 8)
+    LossSettings(old_logprobs="auto", correction="off").check_chains(2, 8)
     with pytest.raises(ConfigError, match="as if the current ones had drawn them"):
-        LossSettings(old_logprobs="recompute", correction="off").check_lag(1)
+        LossSettings(old_logprobs="recompute", correction="off").check_chains(1, 8)

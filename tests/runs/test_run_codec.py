@@ -63,6 +63,7 @@ def turns(draw: Any) -> Turn:
         draw(st.floats(-5, 5)),
         draw(st.floats(0, 99)),
         draw(st.floats(0, 99)),
+        state=draw(texts),
     )
 
 
@@ -238,6 +239,7 @@ def test_a_trajectory_that_was_packed_before_calls_and_chains_had_times_reads_th
     old = decode(base64.b85decode((Path(__file__).parent / "format_3.b85").read_text().strip()))
     assert old == decode(encode(sample()))
     assert (old.started, old.waited_s, old.scored_s, old.turns[0].began_s, old.turns[0].calls_s) == (0, 0, 0, 0, [])
+    assert old.turns[0].state == ""
 
 
 def test_times_come_back_and_old_versions_of_the_code_would_have_had_none() -> None:

@@ -72,6 +72,7 @@ def test_a_key_that_verl_cannot_run_is_refused_by_name(key: str) -> None:
         "rollout.at_limit": ["rollout.max_lag=1", "rollout.at_limit=mask"],
         "rollout.at_update": ["rollout.max_lag=1", "rollout.at_update=keep"],
         "loss.truncated": ["loss.truncated=mask"],
+        "loss.turn_credit": ["loss.turn_credit=true"],
         "loss.critic": ["algorithm=ppo", "loss.critic=shared"],
         "loss.value_coef": ["algorithm=ppo", "loss.critic=shared", "loss.value_coef=0.1"],
         "loss.kl_target": ["loss.kl_coef=0.1", "loss.kl_target=0.02"],

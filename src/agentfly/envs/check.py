@@ -115,6 +115,7 @@ class _Examination:
             ("no reward without acting", self.no_free_reward),
             ("the event loop is not held up", partial(check_conduct.responsive, self)),
             ("the process stays as it was", partial(check_conduct.leaves_no_mark, self)),
+            ("states have names", partial(check_conduct.names_states, self)),
             ("memory and handles do not grow", self.no_growth),
             ("plays alike in a worker process", self.in_worker),
         ]
@@ -393,8 +394,7 @@ class _Examination:
             await subject.reset(task)
 
     async def unpaid(self, subject: Subject, task: Task, when: str) -> None:
-        value = await self.read_score(subject, task)
-        if value is not None and value >= self.full:
+        if (value := await self.read_score(subject, task)) is not None and value >= self.full:
             raise Failed(f"task {task.id}: {when} the score is {value:g} without any action")
 
     async def no_growth(self) -> None:

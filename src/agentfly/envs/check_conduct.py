@@ -22,7 +22,7 @@ from ..resources.spec import Spec, importable
 from ..types import Task
 from . import check_effects
 from .check_report import Failed, Skipped
-from .check_subject import EnvCall, Play, Subject, episode, refused, tells_done, text
+from .check_subject import EnvCall, Play, Subject, episode, refused, steps_of, tells_done, text
 
 STALL_S = 0.1
 """A call that holds up the event loop for longer is a fault: all other chains wait meanwhile."""
@@ -239,6 +239,39 @@ async def leaves_no_mark(exam: Examination) -> None:
         raise Failed(f"it prints to stdout: {output[:80]!r}")
     if seeded := [name for name, state in states[0].items() if state == states[1].get(name)]:
         raise Failed(f"it seeds the global generator of {seeded[0]}: give the instance a random.Random(seed)")
+
+
+async def names_states(exam: Examination) -> str | None:
+    """The names of states are texts, the same in every instance, and reading one changes nothing."""
+    for task in exam.tasks:
+        plain: list[list[str]] = []
+        named: list[list[str]] = []
+        for _ in range(2):
+            async with exam.subject() as subject:
+                if not callable(getattr(subject.env, "state_key", None)):
+                    return "it has no `state_key`"
+                plain.append(await episode(subject, task, exam.play, exam.seed))
+            async with exam.subject() as subject:
+                lines, keys = [], list[str]()
+                async for line in steps_of(subject, task, exam.play, exam.seed):
+                    lines.append(line)
+                    keys.append(await _state_key(subject, task))
+            named.append(keys)
+            if lines != plain[-1]:
+                raise Failed(f"task {task.id}: calls return something else after `state_key` was read")
+        if named[0] != named[1]:
+            one, other = next(pair for pair in zip(*named, strict=True) if pair[0] != pair[1])
+            raise Failed(f"task {task.id}: two instances call one state {one!r:.60} and {other!r:.60}")
+    return None if exam.play.actions is not None else "of the first observation alone; give `actions`"
+
+
+async def _state_key(subject: Subject, task: Task) -> str:
+    once, again = await subject.call("state_key", {}), await subject.call("state_key", {})
+    if not isinstance(once, str):
+        raise Failed(f"task {task.id}: state_key returns {type(once).__name__}: return a text, such as a digest of the state")
+    if once != again:
+        raise Failed(f"task {task.id}: state_key is {once!r:.60} and then {again!r:.60}, without a call between")
+    return once
 
 
 async def in_worker(exam: Examination) -> str | None:

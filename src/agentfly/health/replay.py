@@ -321,20 +321,27 @@ class _Rescorer:
         for chain in chains:
             if self._reward is None or time.monotonic() > self._until:
                 return
-            turns = [replace(turn) for turn in chain.turns]
+            steps = [math.fsum(result.reward or 0.0 for result in turn.results) for turn in chain.turns]
+            turns = [replace(turn, reward=reward) for turn, reward in zip(chain.turns, steps, strict=True)]
             try:
                 first, again = [await self._reward.score(replace(chain, turns=turns)) for _ in range(2)]
             except AgentFlyError as error:
                 self._reward, self._check.skipped = None, f"the reward cannot be computed from the store: {error}"
                 return
-            if first.turn_rewards is not None or first.reward != again.reward:
-                self._reward, self._check.skipped = None, "the reward is random, or gives rewards to turns"
+            if (first.reward, first.turn_rewards) != (again.reward, again.turn_rewards):
+                self._reward, self._check.skipped = None, "the reward is random"
                 return
             self._tried += 1
             steady = _close(first.components, again.components)
             equal = not steady or _close(first.components, chain.components)
             self._same, self._foreign = self._same and steady, self._foreign + (not equal)
-            if not _close({"reward": first.reward}, {"reward": chain.reward or 0.0}):
+            given = [step + extra for step, extra in zip(steps, first.turn_rewards or [0.0] * len(steps), strict=True)]
+            told = [turn.reward for turn in chain.turns]
+            number = next((i for i, pair in enumerate(zip(told, given, strict=True)) if not _near(*pair)), None)
+            if number is not None:
+                what = f"turn {number + 1} of chain {chain.id} has the reward {told[number]:g}"
+                self._wrong.append(f"{what}, but is worth {given[number]:g}")
+            elif not _near(first.reward, chain.reward or 0.0):
                 self._wrong.append(f"chain {chain.id} has the reward {chain.reward:g}, but is worth {first.reward:g}")
             elif not equal:
                 self._wrong.append(
@@ -352,4 +359,8 @@ class _Rescorer:
 
 
 def _close(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
-    return one.keys() == other.keys() and all(math.isclose(one[name], other[name], rel_tol=1e-6, abs_tol=1e-9) for name in one)
+    return one.keys() == other.keys() and all(_near(one[name], other[name]) for name in one)
+
+
+def _near(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-9)

@@ -92,8 +92,25 @@ class LossSettings:
         "Chains that a limit of tokens, turns or time ended: train (as all others) or mask (scored and compared with their "
         "siblings, but their tokens get no loss).",
     )
-    gamma: float = setting(1.0, "Discount per sampled token (tool observations do not count as time).", low=0, high=1)
-    lam: float = setting(1.0, "Lambda of GAE: 1 relies on observed rewards, smaller values rely on the critic.", low=0, high=1)
+    turn_credit: bool = setting(
+        False,
+        "Each turn counts as one action: gamma and lam count turns instead of tokens, and algorithms that compare the chains "
+        "of a group compare the discounted rewards from each turn on instead of the chains' totals.",
+    )
+    gamma: float = setting(
+        1.0,
+        "Discount per sampled token, or per turn with turn_credit (tool observations do not count as time). Algorithms that "
+        "compare a group use it with turn_credit only.",
+        low=0,
+        high=1,
+    )
+    lam: float = setting(
+        1.0,
+        "Lambda of GAE, per sampled token, or per turn with turn_credit: 1 relies on observed rewards, smaller values rely on "
+        "the critic.",
+        low=0,
+        high=1,
+    )
     critic: Literal["copy", "shared"] = setting(
         "copy",
         "The value model: a copy of the policy's backbone with its own optimizer state, or a head on the policy's backbone.",
@@ -116,8 +133,10 @@ class LossSettings:
                 f'"{self.correction}" would count it twice: set loss.correction = "off", or leave out loss.old_logprobs'
             )
 
-    def check_lag(self, max_lag: int) -> None:
-        """Raises ConfigError if tokens of older weights would be trained without any correction."""
+    def check_chains(self, max_lag: int, max_turns: int) -> None:
+        """Raises ConfigError if chains of one turn would get credit per turn, or tokens of older weights no correction."""
+        if self.turn_credit and max_turns == 1:
+            raise ConfigError("loss.turn_credit has no effect with agent.max_turns = 1: allow more turns, or remove it")
         if max_lag > 0 and self.correction == "off" and self.old_logprobs == "recompute":
             raise ConfigError(
                 f'rollout.max_lag = {max_lag} with loss.old_logprobs = "recompute" and loss.correction = "off" trains tokens '

@@ -12,11 +12,12 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, Protocol
 
 from ..aio.deadline import Expired, within
 from ..aio.threads import Abandoned
-from ..errors import ConfigError, DeadlineError, WorldError, contained, mark_as_environments
+from ..errors import ConfigError, DeadlineError, WorldError, blame, contained, mark_as_environments
 from ..types import Task
 from .instance import Instance
 from .spec import Spec
@@ -24,6 +25,8 @@ from .spec import Spec
 _HANDLE = "__agentfly_handle__"
 EnvKind = Any
 """A kind of environment: its class, or its name."""
+MAX_STATE = 80
+"""Characters of the name of a state. A digest stands for a longer one."""
 
 
 class SlotOwner(Protocol):
@@ -81,6 +84,22 @@ class Handle:
     @property
     def spec(self) -> Spec:
         return self.slot.instance.spec
+
+    @property
+    def names_states(self) -> bool:
+        """Whether the environment has a `state_key` that tells of this chain alone."""
+        cls = self.spec.cls or type(self.slot.instance.env)
+        return self.spec.max_chains == 1 and callable(getattr(cls, "state_key", None))
+
+    async def state(self) -> str:
+        """What the environment calls its state. Raises ConfigError if that is no text."""
+        with blame(WorldError, f"{self.spec.name}.state_key"):
+            key = await self.call("state_key", self.slot.instance.call("state_key", (), {}))
+        if isinstance(key, str):
+            return key
+        raise ConfigError(
+            f"{self.spec.name}.state_key returned {type(key).__name__}: return a text, such as a digest of the state"
+        )
 
     def end(self, why: str) -> None:
         """Refuse every further use with this reason; the first reason stays."""
@@ -335,6 +354,17 @@ class Lease:
         handle = self.handle(kind)
         handle.check()
         return await handle.call(attribute, handle.slot.instance.get(attribute))
+
+    async def state(self) -> str:
+        """What the environments call the state that they are in together: see `Environment.state_key`.
+
+        Empty if none has a name for its state, or one that has names has none for this state.
+        """
+        keys = {name: await handle.state() for name, handle in self.handles.items() if handle.names_states and not handle.why}
+        if not all(keys.values()):
+            return ""
+        text = "\n".join(f"{name}: {keys[name]}" for name in sorted(keys))
+        return text if len(text) <= MAX_STATE else blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
     def beat(self) -> None:
         """Give a sign of life, for a pool with `heartbeat_s`. Every call of an environment is one too."""

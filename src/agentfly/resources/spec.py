@@ -78,6 +78,10 @@ class Environment:
 
     A static method or class method `make_ready(task, **options)` makes what all instances need and what may take long, such as
     an index. It is async, or returns quickly with an awaitable or None. See `ready_of`.
+
+    A method `state_key()`, sync or async, names the state: a text that is equal for two chains of one task if they are in the
+    same state, however they came there, and empty if it cannot tell. It changes nothing. It is called before each turn and
+    recorded as `Turn.state`; algorithms that compare turns read it. Instances that chains share are not asked.
     """
 
     cost: ClassVar[Cost] = Cost()

@@ -1,7 +1,8 @@
 """Rollouts: one chain, many of them at once, and what a run needs before its first chain."""
 
 from .activity import Activities, Activity, describe, watchdog
-from .chain import AgentLike, Limits, Plan, opening_messages, run_chain
+from .chain import AgentLike, Plan, opening_messages, run_chain
+from .limits import Limits
 from .scheduler import check_prompts, controller, most_in_flight, open_task, run_chains
 from .setup import make_plan, open_environments
 from .stream import Group, GroupStream, Pace, as_groups

@@ -35,7 +35,8 @@ from ..types import (
     Trajectory,
     Turn,
 )
-from .activity import Activities, Activity, told
+from .activity import Activities, Activity
+from .limits import EndedLate, Limits, check_ended, deadline, late_error, used_by_chain, where_ended
 
 
 class AgentLike(Protocol):
@@ -60,31 +61,6 @@ def opening_messages(agent: AgentLike, task: Task) -> list[Message]:
         return messages
     at = next((index for index, message in enumerate(messages) if message.role != "system"), len(messages))
     return [*messages[:at], *agent.examples, *messages[at:]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Limits of one chain. A tool's deadline is shorter than `chain_timeout_s`; scoring then has `score_timeout_s`.
-
-    `turn_timeout_s` limits one turn, that is a reply and its tool calls (None: no limit but that of the chain).
-    `group_timeout_s` limits the chains of one task together, from the start of the first.
-    """
-
-    max_turns: int = 8
-    max_context: int = 1 << 30
-    chain_timeout_s: float = 600.0
-    score_timeout_s: float = 120.0
-    turn_timeout_s: float | None = None
-    group_timeout_s: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_turns < 1:
-            raise ConfigError(f"max_turns must be at least 1, not {self.max_turns}")
-        if min(self.chain_timeout_s, self.score_timeout_s) <= 0:
-            raise ConfigError("chain_timeout_s and score_timeout_s must be above 0")
-        for name in ("turn_timeout_s", "group_timeout_s"):
-            if (value := getattr(self, name)) is not None and not value > 0:
-                raise ConfigError(f"{name} must be above 0, not {value}")
 
 
 @dataclass(slots=True)
@@ -153,7 +129,7 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
     lease: Lease | None = None
     activity = None if plan.activities is None else plan.activities.add(trajectory)
     started = time.perf_counter()
-    chain_ends, of_group = _deadline(plan.limits, until)
+    chain_ends, of_group = deadline(plan.limits, until)
     limit, phase = TimeLimit(chain_ends), "environment"
     _tell(plan, trajectory, "chain_started")
     try:
@@ -168,14 +144,14 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
                         activity.leave(time.perf_counter())
                 phase = "play"
                 trajectory.outcome = await play(plan, trajectory, context, opening.prompt_ids, activity, limit, started)
-                _check(limit)
+                check_ended(limit)
         except TimeoutError as error:
             whose = "turn" if limit.when() != chain_ends else "group" if of_group else "chain"
-            where = _where(trajectory, isinstance(error, _EndedLate)) if phase == "play" else phase
-            late = _late(plan.limits, whose, where, None if limit.expired() else error)
-            if phase != "play" or not limit.expired() or not _used_by_chain(plan.limits, whose, context, started):
+            where = where_ended(trajectory, isinstance(error, EndedLate)) if phase == "play" else phase
+            late = late_error(plan.limits, whose, where, None if limit.expired() else error)
+            if phase != "play" or not limit.expired() or not used_by_chain(plan.limits, whose, context, started):
                 raise late from error
-            if where.startswith("sampling") and not isinstance(error, _EndedLate):
+            if where.startswith("sampling") and not isinstance(error, EndedLate):
                 if isinstance(plan.engine, RemoteEngine):
                     await plan.engine.check_alive()
                 _end_reply(trajectory, context.cut)
@@ -222,12 +198,6 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
     return trajectory
 
 
-def _deadline(limits: Limits, until: float | None) -> tuple[float, bool]:
-    """Returns when a chain that starts now must end, and whether that is the deadline of its group."""
-    ends = time.monotonic() + limits.chain_timeout_s
-    return (ends, False) if until is None or ends <= until else (until, True)
-
-
 async def play(
     plan: Plan,
     trajectory: Trajectory,
@@ -251,7 +221,7 @@ async def play(
     on_text = None if plan.on_event is None else lambda text: _tell(plan, trajectory, "text", text=text)
 
     def keep(completion: Completion) -> None:
-        context.cut = Turn(new_ids, restarts, completion, sampled_s=clock() - since, began_s=since - started)
+        context.cut = Turn(new_ids, restarts, completion, sampled_s=clock() - since, began_s=since - started, state=state)
 
     while True:
         room = limits.max_context - len(prompt)
@@ -260,11 +230,11 @@ async def play(
         sampling = _sampling(plan.sampling, room, trajectory, len(turns))
         request = Request(prompt, sampling, trajectory.id, messages, plan.schemas, on_text, keep)
         if task is not None and task.cancelling():
-            _check(limit)
+            check_ended(limit)
         if limits.turn_timeout_s is not None:
             context.waited_before_turn_s = trajectory.waited_s
             limit.reschedule(min(chain_ends, time.monotonic() + limits.turn_timeout_s))
-        since = clock()
+        state, since = (await context.state() if context.state else ""), clock()
         if activity is not None:
             activity.enter("sampling", since)
         try:
@@ -276,7 +246,7 @@ async def play(
         now = clock()
         if activity is not None:
             activity.leave(now)
-        turn = Turn(new_ids, restarts, completion, sampled_s=now - since, began_s=since - started)
+        turn = Turn(new_ids, restarts, completion, sampled_s=now - since, began_s=since - started, state=state)
         turns.append(turn)
         prompt += completion.token_ids
         action = agent.parse(completion)
@@ -383,53 +353,12 @@ def add_score(trajectory: Trajectory, result: Score) -> None:
         turn.reward += extra
 
 
-class _EndedLate(TimeoutError):
-    """The turn ended after its deadline, because a tool or the engine swallowed the cancellation."""
-
-
-def _check(limit: TimeLimit) -> None:
-    if limit.expired():
-        raise _EndedLate
-
-
-def _where(trajectory: Trajectory, ended_late: bool) -> str:
-    """What a chain waited for when its time was up, for example `tools: python (turn 4)`."""
-    turns = trajectory.turns
-    if turns and turns[-1].calls and (ended_late or not turns[-1].results):
-        return f"{told('tools', turns[-1].calls)} (turn {len(turns)})"
-    return f"sampling (turn {len(turns) + (not ended_late)})"
-
-
 def _end_reply(trajectory: Trajectory, cut: Turn | None) -> None:
     """Record the reply that was cut off: its tokens are trained. It is empty if the engine passed none to `on_cut`."""
     turn = cut or Turn([], not trajectory.turns, Completion(text="", stop="length"))
     trajectory.turns.append(turn)
     trajectory.messages.append(Message("assistant", turn.completion.text))
     trajectory.prediction = turn.completion.text
-
-
-def _used_by_chain(limits: Limits, whose: str, context: Context, started: float) -> bool:
-    """Whether replies and tools used up at least half of the limit, and not the world.
-
-    The world's part are the waits for environments and, of the time of a group, that before the start of this chain.
-    """
-    waited = context.trajectory.waited_s
-    if whose == "turn":
-        limit_s, waited, used = limits.turn_timeout_s, waited - context.waited_before_turn_s, limits.turn_timeout_s
-    else:
-        limit_s = limits.chain_timeout_s if whose == "chain" else limits.group_timeout_s
-        used = time.perf_counter() - started
-    return limit_s is None or used is None or used - waited >= limit_s / 2
-
-
-def _late(limits: Limits, whose: str, where: str, error: TimeoutError | None) -> DeadlineError:
-    """The sentence about a time limit. `error` is one that another part raised before the limit was reached."""
-    if error is not None:
-        return DeadlineError(f"{where}: TimeoutError: {error}")
-    if whose == "group":
-        return DeadlineError(f"the group of the chain exceeded its time limit, in {where}")
-    limit_s = limits.chain_timeout_s if whose == "chain" else limits.turn_timeout_s
-    return DeadlineError(f"the {whose} exceeded its time limit of {limit_s:g} s, in {where}")
 
 
 def fail(trajectory: Trajectory, error: RolloutError, before: str = "") -> None:
@@ -445,14 +374,17 @@ async def borrow(plan: Plan, manager: ResourceManager, context: Context) -> Leas
         context.env = lease[plan.env_kind]
 
     async def lend(kind: type) -> Any:
-        since = time.perf_counter()
+        since, held = time.perf_counter(), kind in lease
         try:
             await lease.need([kind])
         finally:
             context.trajectory.waited_s += time.perf_counter() - since
+        if not held and (state := await lease.state()):
+            for turn in context.trajectory.turns:  # before it was lent, the environment was as its reset leaves it
+                turn.state = turn.state or state
         return lease[kind]
 
-    context.lend = lend
+    context.lend, context.state = lend, lease.state
     return lease
 
 

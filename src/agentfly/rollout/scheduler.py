@@ -21,7 +21,8 @@ from ..protocols import BoundedEngine, Engine
 from ..resources import Admission, ResourceManager
 from ..rewards import Reward
 from ..types import Message, Task, Trajectory
-from .chain import Limits, Opening, Plan, add_score, fail, opening_messages, run_chain
+from .chain import Opening, Plan, add_score, fail, opening_messages, run_chain
+from .limits import Limits
 
 log = logging.getLogger(__name__)
 MAX_CONCURRENCY = 256

@@ -22,7 +22,8 @@ from ..resources.spec import check_settings
 from ..rewards import Reward
 from ..tools import Tool
 from ..types import Event, Sampling
-from .chain import AgentLike, Limits, Plan
+from .chain import AgentLike, Plan
+from .limits import Limits
 from .scheduler import controller, most_in_flight
 
 

@@ -28,13 +28,14 @@ class Context:
     """`instances` maps the class of a stateful tool (or any other key) to the instance of this chain.
 
     `waited_before_turn_s` is what `trajectory.waited_s` was when the turn began, if turns are limited. `cut` is the reply that
-    was in progress when the chain was cancelled.
+    was in progress when the chain was cancelled. `state` asks the environments of the chain for the name of their state.
     """
 
     task: Task
     trajectory: Trajectory
     env: Any = None
     lend: Callable[[type], Awaitable[Any]] | None = None
+    state: Callable[[], Awaitable[str]] | None = None
     instances: dict[Any, Any] = field(default_factory=dict)
     closed: bool = False
     waited_before_turn_s: float = 0.0

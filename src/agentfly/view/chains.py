@@ -91,6 +91,7 @@ def turn_json(number: int, turn: Turn, message: int | None) -> dict[str, Any]:
         "calls": [plain(call) for call in turn.calls],
         "results": [result_json(result) for result in turn.results],
         "reward": turn.reward,
+        "state": turn.state,
         "restarts": turn.restarts,
         "num_context": len(turn.context_ids),
         "num_tokens": len(reply.token_ids),

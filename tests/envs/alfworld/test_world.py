@@ -166,6 +166,12 @@ def test_states_have_keys_and_steps_are_counted() -> None:
         assert await one.state_key() != await other.state_key()
         await one.restart()
         assert (one.num_steps, one.num_idle, await one.state_key()) == (2, 1, await other.state_key())
+        for detour in ([WON[0]], ["look", "go to nowhere", WON[0], "inventory", WON[0]]):
+            await one.restart()
+            for action in detour:
+                await one.step(action)
+            await other.step(WON[0])
+            assert await one.state_key() == await other.state_key(), "two ways to one state"
         await one.close()
         with pytest.raises(WorldError, match="no game of ALFWorld is open"):
             await one.step("look")

@@ -282,3 +282,26 @@ def test_an_unknown_tier_and_a_limit_of_nothing_are_refused():
         CodeInterpreter("castle")
     with pytest.raises(ConfigError, match="limit_s must be above 0"):
         CodeInterpreter(limit_s=0)
+
+
+def test_the_cells_that_ran_in_the_session_are_its_state(patient) -> None:
+    async def key(*cells: str, limit_s: float = 60.0) -> str:
+        env = CodeInterpreter(tier="process")
+        await env.reset()
+        for cell in cells:
+            await env.run(cell, limit_s)
+        made = env.state_key()
+        await env.close()
+        return made
+
+    async def main() -> None:
+        one = await key("x = 1", "x += 1")
+        assert (
+            one
+            == await key("x = 1\n", "refused\0", "  x += 1")
+            == await key("y = 5", "import os; os._exit(1)", "x = 1", "x += 1")
+        )
+        assert len({one, await key(), await key("x = 1"), await key("x += 1", "x = 1")}) == 4
+        assert await key("x = 1", "while True: x += 1", limit_s=0.5) == "", "nobody knows how far it came"
+
+    asyncio.run(main())

@@ -238,3 +238,25 @@ def test_everything_of_the_world_is_known_by_name():
         for name in names:
             assert plugins.resolve(kind, name) is not None
     assert plugins.resolve("tools", "open").name == "open"
+
+
+def test_the_same_passages_are_one_state_in_whatever_order_they_were_shown(write_jsonl):
+    words = ("harbour", "bridge", "castle")
+    rows = [{"id": name, "title": name.title(), "text": f"The {name} is old."} for name in words]
+    source = str(write_jsonl(rows))
+
+    async def key(*queries: str) -> str:
+        env = SearchEnv(source=source, top=1)
+        await env.reset(Task("t0", (), {}))
+        for query in queries:
+            await env.search(query)
+        made = env.state_key()
+        await env.close()
+        return made
+
+    async def main() -> None:
+        assert await key("harbour", "bridge") == await key("bridge", "bridge", "", "harbour")
+        seen = [await key(), await key("harbour"), await key("harbour", "bridge"), await key("harbour", "castle")]
+        assert len(set(seen)) == len(seen)
+
+    asyncio.run(main())

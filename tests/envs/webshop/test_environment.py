@@ -225,3 +225,28 @@ def test_a_line_about_an_action_without_effect_is_an_option(corner, goal, catalo
     assert shop.num_idle == 1
     with pytest.raises(ConfigError, match="notes is true or false"):
         WebShop(notes="no")
+
+
+def test_one_page_with_its_options_is_one_state_however_it_was_reached():
+    async def key(*actions: str) -> str:
+        env = WebShop()
+        (row,) = load_tasks(easy_webshop_tasks("test", 1))
+        await env.reset(row)
+        for action in actions:
+            await env.step(action)
+        return env.state_key()
+
+    async def main() -> None:
+        (row,) = easy_webshop_tasks("test", 1)
+        search, product, *options, buy = actions_for(row)
+        assert options, "the goal has options to choose"
+        start = await key()
+        assert await key(search, "click[back to search]") == await key("hm") == start
+        item = await key(search, product)
+        assert item == await key(search, "click[next >]", "click[< prev]", product, "click[description]", "click[< prev]")
+        chosen = await key(search, product, options[0])
+        assert chosen == await key(search, product, options[0], options[0])
+        seen = [start, item, chosen, await key(search), await key(search, "click[next >]"), await key(search, product, buy)]
+        assert len(set(seen)) == len(seen)
+
+    asyncio.run(main())

@@ -44,7 +44,8 @@ class CodeInterpreter(Environment):
         self.replaced = False
         """Whether the last cell ran in a new session because the one before it was lost."""
         self._session: CodeSession | None = None
-        self._lost = self._closed = False
+        self._lost = self._closed = self._timed_out = False
+        self._ran: list[str] = []
         self._turn = asyncio.Lock()
 
     @staticmethod
@@ -82,12 +83,14 @@ class CodeInterpreter(Environment):
                 self._session = await open_session(self.tier, self.min_tier, self.place)
             self.replaced, self._lost = self._lost, False
             self.cells += 1
+            self._ran.append(text.strip())
             try:
                 result = await self._session.run(text, limit_s)
             except BaseException:
                 # The call was cancelled or the session failed. Its state is unknown, so the next cell gets a new session.
                 await self._drop()
                 raise
+            self._timed_out = self._timed_out or result.timed_out
             if not result.alive:
                 await self._drop()
             return replace(result, replaced=True) if self.replaced else result
@@ -98,6 +101,10 @@ class CodeInterpreter(Environment):
             if self._session is None:
                 self._session = await open_session(self.tier, self.min_tier, self.place)
             return {"tier": self._session.tier, "report": list(self._session.report())}
+
+    def state_key(self) -> str:
+        """The cells that ran in the session. Empty after one that its time limit stopped, who knows where."""
+        return "" if self._timed_out else repr(self._ran)
 
     async def close(self) -> None:
         self._closed = True
@@ -130,6 +137,7 @@ class CodeInterpreter(Environment):
 
     async def _drop(self) -> None:
         session, self._session = self._session, None
+        self._ran, self._timed_out = [], False
         if session is not None:
             self._lost = True
             await session.close()

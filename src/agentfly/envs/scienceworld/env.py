@@ -49,6 +49,7 @@ class ScienceWorld(Environment):
         self.moves = 0
         self.deltas: list[float] = []
         """Change of the score by each action."""
+        self._question = ""
         self._most = self.limit
         self._clip: int | None = None
         self._pool = jvms(num_jvms, heap_mb)
@@ -65,6 +66,7 @@ class ScienceWorld(Environment):
             self._simulator = Simulator(self._pool)
         self.description, seen = await self._simulator.load(name, variation, simplifications)
         self.score, self.completed, self.done, self.moves, self.deltas = seen.score, False, False, seen.moves, []
+        self._question = ""
         return f"{self.description}\n{clipped(seen.observation, self._clip)}"
 
     async def step(self, action: str) -> ToolResult:
@@ -92,6 +94,10 @@ class ScienceWorld(Environment):
         simulator = self._open()
         self.done = True
         return await simulator.gold(*check_row(task.fields, self.simplifications))
+
+    async def state_key(self) -> str:
+        """The room and what the agent holds, the score, and the question of an ambiguous action if one is open."""
+        return "\n".join([*await self._open().surroundings(), f"{self.score:.6g}", self._question])
 
     async def close(self) -> None:
         simulator, self._simulator = self._simulator, None
@@ -126,6 +132,7 @@ class ScienceWorld(Environment):
         self.deltas.append(seen.score - self.score)
         self.score, self.moves = seen.score, seen.moves
         self.completed = seen.completed
+        self._question = seen.observation if seen.observation.startswith("Ambiguous request") else ""
         self.done = seen.completed or seen.score < 0 or seen.moves > self._most
 
 

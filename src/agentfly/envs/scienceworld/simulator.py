@@ -64,6 +64,10 @@ class Simulator:
         """The objects that can replace OBJ now."""
         return await self._call(lambda jvm: jvm.lines(self._java.getPossibleObjects()))
 
+    async def surroundings(self) -> tuple[str, str]:
+        """The room and the inventory. Asking takes no time in the simulation."""
+        return await self._call(lambda _: (str(self._java.freeActionLook()), str(self._java.freeActionInventory())))
+
     async def gold(self, task: str, variation: int, simplifications: str) -> list[str]:
         """Actions that solve a task, from the simulator's agent. The task must be loaded again afterwards."""
 

@@ -130,6 +130,10 @@ class SearchEnv(Environment):
         shown = {("title", title.casefold()) for title in self.seen.values()} | {("id", each.casefold()) for each in self.seen}
         return sum((kind, name.casefold()) in shown for kind, name in wanted) / len(wanted) if wanted else 0.0
 
+    def state_key(self) -> str:
+        """The passages that were shown, in whatever order."""
+        return repr(sorted(self.seen))
+
     async def close(self) -> None:
         self._closed = True
         await self._release()

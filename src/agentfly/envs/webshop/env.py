@@ -87,6 +87,10 @@ class WebShop(Environment):
     def done(self) -> bool:
         return self._visit is not None and self._visit.done
 
+    def state_key(self) -> str:
+        """The page with its results, product and chosen options."""
+        return self._open().state_key()
+
     async def close(self) -> None:
         self._visit = None
 

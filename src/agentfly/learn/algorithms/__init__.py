@@ -12,7 +12,7 @@ Importing this package loads no torch, so that a command line can list the table
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -33,8 +33,13 @@ OBJECT = "python:"
 """In a run's config: the algorithm was an object that cannot be found by name."""
 
 
-def _per_group(chains: Chains, score: Callable[[list[float]], TokenValues]) -> Credit:
-    """Give each token of a chain the chain's advantage, computed from the total rewards of its group."""
+def _per_group(chains: Chains, settings: LossSettings, score: Callable[[Sequence[float]], TokenValues]) -> Credit:
+    """Give each token of a chain the chain's advantage, computed from the total rewards of its group.
+
+    With `loss.turn_credit` each turn has its own, computed from the discounted rewards from that turn on.
+    """
+    if settings.turn_credit:
+        return _per_turn(chains, settings.gamma, score)
     advantages = np.zeros(len(chains))
     totals = chains.totals
     for siblings in chains.members:
@@ -42,8 +47,28 @@ def _per_group(chains: Chains, score: Callable[[list[float]], TokenValues]) -> C
     return Credit(chains.spread(advantages))
 
 
+def _per_turn(chains: Chains, gamma: float, score: Callable[[Sequence[float]], TokenValues]) -> Credit:
+    # Rewards are on sampled tokens, so a turn after the last of them has none: it must not stand for the end of the chain.
+    ends = [int(chains.turns_of(chain)[-1]) + 1 for chain in range(len(chains))]
+    returns = [adv.reward_to_go(chains.turn_rewards(chain)[:end], gamma=gamma) for chain, end in enumerate(ends)]
+    advantages: dict[int, TokenValues] = {}
+    for siblings in chains.members:
+        compared = adv.compare_turns([returns[chain] for chain in siblings], score)
+        advantages |= {chain: chains.spread_turns(chain, own) for chain, own in zip(siblings, compared, strict=True)}
+    return Credit([advantages[chain] for chain in range(len(chains))])
+
+
 def _grpo(chains: Chains, settings: LossSettings) -> Credit:
-    return _per_group(chains, lambda rewards: adv.grpo(rewards, normalize_std=settings.normalize_std))
+    return _per_group(chains, settings, lambda rewards: adv.grpo(rewards, normalize_std=settings.normalize_std))
+
+
+def _clocks(chains: Chains, settings: LossSettings) -> list[adv.TurnNumbers | None]:
+    """What gamma and lam count, of each chain: None for its tokens, or the numbers of its turns."""
+    return [chains.turns_of(chain) if settings.turn_credit else None for chain in range(len(chains))]
+
+
+def _reinforce_plus_plus(chains: Chains, settings: LossSettings) -> Credit:
+    return Credit(adv.reinforce_plus_plus(chains.rewards, gamma=settings.gamma, turns=_clocks(chains, settings)))
 
 
 def _opo(chains: Chains, settings: LossSettings) -> Credit:
@@ -70,8 +95,8 @@ def _gigpo(chains: Chains, settings: LossSettings) -> Credit:
 def _ppo(chains: Chains, settings: LossSettings) -> Credit:
     assert chains.values is not None  # the row has needs_critic=True
     pairs = [
-        adv.gae(rewards, values, gamma=settings.gamma, lam=settings.lam)
-        for rewards, values in zip(chains.rewards, chains.values, strict=True)
+        adv.gae(rewards, values, gamma=settings.gamma, lam=settings.lam, turns=turns)
+        for rewards, values, turns in zip(chains.rewards, chains.values, _clocks(chains, settings), strict=True)
     ]
     return Credit(adv.whiten([advantages for advantages, _ in pairs]), [returns for _, returns in pairs])
 
@@ -99,7 +124,7 @@ GRPO = Algorithm(
     paper="arXiv:2402.03300",
     credit=_grpo,
     needs_group=True,
-    reads=ALWAYS | {"normalize_std"},
+    reads=ALWAYS | {"normalize_std", "turn_credit", "gamma"},
 )
 DR_GRPO = Algorithm(
     name="dr_grpo",
@@ -108,22 +133,24 @@ DR_GRPO = Algorithm(
     credit=_grpo,
     needs_group=True,
     defaults={"normalize_std": False, "aggregation": "sequence_sum"},
+    reads=ALWAYS | {"turn_credit", "gamma"},
 )
 RLOO = Algorithm(
     name="rloo",
     description="Reward against the mean of the other chains of the group; no critic.",
     paper="arXiv:2402.14740",
-    credit=lambda chains, _: _per_group(chains, adv.rloo),
+    credit=lambda chains, settings: _per_group(chains, settings, adv.rloo),
     needs_group=True,
     defaults={"kl_in": "reward"},
+    reads=ALWAYS | {"turn_credit", "gamma"},
 )
 REINFORCE_PLUS_PLUS = Algorithm(
     name="reinforce++",
     description="Discounted reward-to-go per token, whitened over the batch; no group, no critic.",
     paper="arXiv:2501.03262",
-    credit=lambda chains, settings: Credit(adv.reinforce_plus_plus(chains.rewards, gamma=settings.gamma)),
+    credit=_reinforce_plus_plus,
     defaults={"kl_in": "reward"},
-    reads=ALWAYS | {"gamma"},
+    reads=ALWAYS | {"turn_credit", "gamma"},
 )
 REINFORCE_PLUS_PLUS_BASELINE = Algorithm(
     name="reinforce++_baseline",
@@ -139,7 +166,7 @@ PPO = Algorithm(
     credit=_ppo,
     needs_critic=True,
     defaults={"kl_in": "reward"},
-    reads=ALWAYS | {"gamma", "lam", "critic", "value_coef", "value_clip"},
+    reads=ALWAYS | {"turn_credit", "gamma", "lam", "critic", "value_coef", "value_clip"},
 )
 
 GSPO = Algorithm(
@@ -152,7 +179,7 @@ GSPO = Algorithm(
     skips_zero_advantages=True,
     needs_group=True,
     defaults={"clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "sequence_mean"},
-    reads=(ALWAYS - {"dual_clip"}) | {"normalize_std"},
+    reads=(ALWAYS - {"dual_clip"}) | {"normalize_std", "turn_credit", "gamma"},
 )
 CISPO = Algorithm(
     name="cispo",
@@ -163,7 +190,7 @@ CISPO = Algorithm(
     skips_zero_advantages=True,
     needs_group=True,
     defaults={"clip_low": 1.0, "clip_high": 4.0},
-    reads=(ALWAYS - {"dual_clip"}) | {"normalize_std"},
+    reads=(ALWAYS - {"dual_clip"}) | {"normalize_std", "turn_credit", "gamma"},
 )
 OPO = Algorithm(
     name="opo",

@@ -3,19 +3,21 @@
 The arrays of a chain hold its *sampled* tokens only: prompts and tool observations are left out, and the rows of a chain
 that was split are concatenated. Time is counted in sampled tokens, so a final reward reaches every earlier token across any
 number of observations. This equals carrying the value, the accumulator of GAE and the running return of REINFORCE++ across
-masked tokens, as verl does (0.9.1).
+masked tokens, as verl does (0.9.1). A function that is given `turns`, the turn of each token, counts time in turns instead.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 TokenValues = NDArray[np.float64]
 """One number per sampled token of a chain."""
+TurnNumbers = NDArray[np.int64]
+"""The turn of each sampled token of a chain."""
 
 # Smaller differences are rounding errors: dividing them by their standard deviation would turn noise into a signal.
 _SAME = 1e-9
@@ -77,12 +79,29 @@ def gigpo_turns(
     return result
 
 
-def reinforce_plus_plus(rewards: Sequence[TokenValues], *, gamma: float = 1.0) -> list[TokenValues]:
+def compare_turns(returns: Sequence[TokenValues], score: Callable[[Sequence[float]], TokenValues]) -> list[TokenValues]:
+    """What `score` gives the return of each turn of a group's chains, beside those of the siblings at the same turn.
+
+    A sibling that has ended counts with the return of its last turn. So no turn stands alone, and if the only reward is the
+    final one and is not discounted, every turn has what `score` gives the chain.
+    """
+    advantages = [np.zeros(len(chain)) for chain in returns]
+    for turn in range(max(map(len, returns))):
+        scored = score([float(chain[min(turn, len(chain) - 1)]) for chain in returns])
+        for chain, advantage in zip(advantages, scored, strict=True):
+            chain[turn : turn + 1] = advantage
+    return advantages
+
+
+def reinforce_plus_plus(
+    rewards: Sequence[TokenValues], *, gamma: float = 1.0, turns: Sequence[TurnNumbers | None] | None = None
+) -> list[TokenValues]:
     """Discounted reward-to-go of each token, whitened over every token of the batch: arXiv:2501.03262.
 
     `rewards` holds one array per chain, with any KL penalty already subtracted.
     """
-    return whiten([reward_to_go(chain, gamma=gamma) for chain in rewards])
+    numbers = turns or [None] * len(rewards)
+    return whiten([reward_to_go(chain, gamma=gamma, turns=own) for chain, own in zip(rewards, numbers, strict=True)])
 
 
 def reinforce_plus_plus_baseline(rewards: Sequence[TokenValues], groups: Sequence[int]) -> list[TokenValues]:
@@ -101,28 +120,43 @@ def reinforce_plus_plus_baseline(rewards: Sequence[TokenValues], groups: Sequenc
     return result
 
 
-def gae(rewards: TokenValues, values: TokenValues, *, gamma: float = 1.0, lam: float = 1.0) -> tuple[TokenValues, TokenValues]:
+def gae(
+    rewards: TokenValues, values: TokenValues, *, gamma: float = 1.0, lam: float = 1.0, turns: TurnNumbers | None = None
+) -> tuple[TokenValues, TokenValues]:
     """Advantages (not whitened) and returns of one chain: Schulman et al., arXiv:1506.02438.
 
     values[t] is the value before sampled token t; the value after the last token is 0. After the last token of a turn comes the
     value before the first token of the next reply, which has seen the observation.
+
+    With `turns` a turn is one action, as in Turn-PPO (arXiv:2512.17008): the recursion reads the value before the first token
+    of each turn, and gamma and lam count once per turn. All tokens of a turn then have one return, from which each token's own
+    value is subtracted.
     """
+    gammas, lams = _rates(gamma, len(rewards), turns), _rates(lam, len(rewards), turns)
     advantages = np.zeros(len(rewards))
     running, after = 0.0, 0.0
     for t in range(len(rewards) - 1, -1, -1):
-        running = rewards[t] + gamma * after - values[t] + gamma * lam * running
+        running = rewards[t] + gammas[t] * after - values[t] + gammas[t] * lams[t] * running
         advantages[t], after = running, values[t]
     return advantages, advantages + values
 
 
-def reward_to_go(rewards: TokenValues, *, gamma: float = 1.0) -> TokenValues:
-    """Returns the discounted sum of the rewards from each token on."""
+def reward_to_go(rewards: TokenValues, *, gamma: float = 1.0, turns: TurnNumbers | None = None) -> TokenValues:
+    """Returns the discounted sum of the rewards from each token on. With `turns`, gamma discounts per turn."""
+    gammas = _rates(gamma, len(rewards), turns)
     returns = np.zeros(len(rewards))
     running = 0.0
     for t in range(len(rewards) - 1, -1, -1):
-        running = rewards[t] + gamma * running
+        running = rewards[t] + gammas[t] * running
         returns[t] = running
     return returns
+
+
+def _rates(rate: float, count: int, turns: TurnNumbers | None) -> TokenValues:
+    """The factor from each token to the next: `rate`, or with `turns` 1 between two tokens of one turn."""
+    if turns is None:
+        return np.full(count, rate)
+    return np.where(np.append(turns[1:] != turns[:-1], True), rate, 1.0)
 
 
 def whiten(chains: Sequence[TokenValues]) -> list[TokenValues]:

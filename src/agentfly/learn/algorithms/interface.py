@@ -87,8 +87,9 @@ class Chains:
         return sums
 
     def states_of(self, chain: int) -> list[Hashable]:
-        """What the chain saw last before each of its turns: the observations of the turn before.
+        """The state in which each turn of a chain began.
 
+        It is what the environment calls it (`Turn.state`), else what the chain saw last: the observations of the turn before.
         The first state is the task. A turn without tool results leaves the state as it was. An observation with an image equals
         no other.
         """
@@ -96,7 +97,10 @@ class Chains:
         states = []
         if not self.trajectories:
             return [state]
-        for number, turn in enumerate(self.trajectories[chain].turns):
+        turns = self.trajectories[chain].turns
+        for number, turn in enumerate(turns):
+            if turn.state:
+                state = () if turn.state == turns[0].state else turn.state
             states.append(state)
             if any(result.image is not None for result in turn.results):
                 state = ("image", chain, number)
@@ -231,6 +235,10 @@ class Algorithm:
             )
         if "sequence_divisor" in given and made.aggregation != "sequence_sum":
             raise ConfigError('loss.sequence_divisor is only used by loss.aggregation = "sequence_sum"')
+        if "gamma" in given and self.needs_group and "turn_credit" in self.reads and not made.turn_credit:
+            raise ConfigError(
+                f"{self.name} compares whole chains, which are not discounted: set loss.turn_credit, or remove loss.gamma"
+            )
         if "value_coef" in given and made.critic != "shared":
             raise ConfigError('loss.value_coef is only used by loss.critic = "shared"; a separate critic has train.critic_lr')
         return made

@@ -64,6 +64,13 @@ class Visit:
     def observation(self) -> str:
         return (BRIEF_SEPARATOR if self.brief else SEPARATOR).join(self.lines())
 
+    def state_key(self) -> str:
+        """What the next pages depend on. A page depends on nothing that a later search or click replaces."""
+        if self.page == "start":
+            return "start"
+        seen = (self.page, self.number, tuple(self.results))
+        return repr(seen if self.page == "results" else (*seen, self.asin, sorted(self.chosen.items())))
+
     @property
     def told(self) -> str:
         """What a model reads: the note, if any, and the page."""
