@@ -24,7 +24,7 @@ from .learn.algorithms import Algorithm, canonical, find_algorithm, reference_of
 from .learn.settings import LoraSettings, LossSettings, OptimSettings
 from .recipes import find_config
 from .resources.spec import check_settings
-from .schema import check_fields, read, setting, type_hints, type_name
+from .schema import check_fields, read, read_budget, setting, type_hints, type_name
 from .types import Reaction, Sampling
 
 SELF = "self"
@@ -186,7 +186,7 @@ class TrainSettings(OptimSettings):
 
     steps: int = setting(100, "weight updates", low=1)
     validate_every: int = setting(10, "steps between validations on held-out rows; 0: only at the start and the end", low=0)
-    validate_chains: int = setting(1, "chains of each held-out task; pass@k is reported up to this k", low=1)
+    validate_chains: int = setting(1, "chains of each held-out task; pass@k and pass^k are reported up to this k", low=1)
     validate_temperature: float | None = setting(None, "temperature of validation; as in training when not set", low=0)
     validate_at_start: bool = setting(True, "validate before the first step, for the closing comparison")
     save_every: int = setting(
@@ -206,6 +206,9 @@ class TrainSettings(OptimSettings):
         "times that a run goes back to its best checkpoint (weights, moments, coefficients) where a validation is worse than "
         "the best by the test of stop_after, or instead of ending by stop_after; needs keep_best and stop_after",
         low=0,
+    )
+    budget: str | None = setting(
+        None, 'end the run in order when it has used this, resumes included: a time ("20min") or dollars ("$2", by run.price)'
     )
     max_logprob_gap: float | None = setting(
         None,
@@ -305,6 +308,7 @@ class RunSettings:
         ["jsonl"], "where metrics go besides the run's own database: jsonl, tensorboard, wandb, mlflow, trackio, opentelemetry"
     )
     threads: int | None = setting(None, "torch threads; torch's choice when not set", low=1)
+    price: float | None = setting(None, "dollars per hour of one GPU; on a CPU, of the machine", above=0)
 
     def __post_init__(self) -> None:
         check_fields(self, "run.")
@@ -418,6 +422,8 @@ class Config:
             raise ConfigError(f'warm_start.demos = "{SELF}" needs backend = "local": train there first, then give agent.model')
         if config.rollout.call_bonus and algorithm.needs_reference:
             raise ConfigError(f"rollout.call_bonus is a reward, and {algorithm.name} learns from none: remove it")
+        if (budget := config.train.budget) is not None and read_budget("train.budget", budget)[1] and config.run.price is None:
+            raise ConfigError(f"train.budget = {budget!r} needs run.price, the dollars per GPU-hour: set it, or give a time")
         if keys := config.train.critic_keys:
             if not algorithm.needs_critic:
                 raise ConfigError(f"train.{keys[0]} is not used by {algorithm.name}, which has no critic: remove it")

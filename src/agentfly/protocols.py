@@ -232,6 +232,15 @@ class Renderer(Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
+@runtime_checkable
+class MarkedRenderer(Protocol):
+    """A renderer that knows its template."""
+
+    @property
+    def foreign_marks(self) -> tuple[str, ...]:
+        """The texts with which the template begins a user's turn or the result of a call, and no part of a reply."""
+
+
 class Tracker(Protocol):
     """Receives metrics."""
 

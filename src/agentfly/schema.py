@@ -191,3 +191,16 @@ def _plain(hint: Any) -> Any:
 def type_name(hint: Any, limit: Limit | None = None) -> str:
     """Returns the words without articles, for a column of a table."""
     return re.sub(r"\b(?:a|an) ", "", words(hint, limit))
+
+
+_UNITS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+_BUDGET = re.compile(r"(?P<dollar>\$)?\s*(?P<number>\d+(?:\.\d+)?|\.\d+)\s*(?P<unit>s|sec|min|h|d)?")
+
+
+def read_budget(key: str, text: str) -> tuple[float | None, float | None]:
+    """The seconds or the dollars of a budget: ("20min") is (1200.0, None), ("$2") is (None, 2.0). Raises ConfigError."""
+    found = _BUDGET.fullmatch(text.strip())
+    if found is None or bool(found["dollar"]) == bool(found["unit"]) or not float(found["number"]) > 0:
+        raise ConfigError(f'{key} is a time such as "90s", "20min", "1.5h" or "2d", or an amount such as "$2", not {text!r}')
+    number = float(found["number"])
+    return (None, number) if found["dollar"] else (number * _UNITS[found["unit"]], None)

@@ -322,6 +322,9 @@ class Trajectory(Displayed):
 
     `started` is the time of day at which the chain began (0: not recorded), `seconds` its duration. Of these, `waited_s` passed
     while it waited for environments, and `scored_s` while its reward was computed.
+
+    `foreign_marks` are the texts with which an observation or a user's turn begins in the agent's format and in the chat
+    template (None: not recorded, or there are none).
     """
 
     id: str
@@ -339,6 +342,7 @@ class Trajectory(Displayed):
     started: float = 0.0
     waited_s: float = 0.0
     scored_s: float = 0.0
+    foreign_marks: list[str] | None = None
 
     def __iter__(self) -> Iterator[Turn]:
         return iter(self.turns)

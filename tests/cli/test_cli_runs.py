@@ -172,6 +172,30 @@ def test_chains_without_a_score_are_counted_and_bound_a_difference(tmp_path: Pat
     assert "left out" not in out(capsys, "compare", a, a)
 
 
+def test_figures_that_an_older_run_did_not_record_are_those_of_its_stored_chains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b")
+    with RunStore(b / "run.db") as store:
+        held = [chain(f"v9-{i}-{n}", f"h{i}", n, float(n > i)) for i in range(4) for n in range(2)]
+        for each in held:
+            each.foreign_marks = ["Observation:"]
+            each.turns[0].results = (ToolResult(observation="none", error="unknown_tool" if each.chain else None),)
+        held[0].turns[0] = Turn([1], True, reply("Action: add\nObservation: 4"), held[0].turns[0].calls)
+        store.add_trajectories(9, "validation", held)
+        store.add_metrics(9, {"validation/success": 1 / 8})
+    found = json.loads(out(capsys, "compare", a, b, "--json"))["results"]
+    assert found["validation/written_observations"] == [None, 1 / 8]  # the chains of A do not say how observations begin
+    assert found["validation/unknown_tool_rate"] == [0.0, 4 / 7]
+    assert found["validation/pass_all_2"] == [None, 0.0] and found["validation/pass_at_2"] == [None, 0.25]
+    assert "judged" not in str(found) and "cost/dollars" not in found
+    row = next(line for line in out(capsys, "compare", a, b).splitlines() if "written_observations" in line)
+    assert row.split()[3:8:2] == ["-", "0.125", "-"]
+    assert "wrote itself" in out(capsys, "show", b, "--id", "v9-0-0")
+    shown = json.loads(out(capsys, "show", a, "--id", "v4-0-0", "--json"))
+    assert shown["honesty"] == {"unknown_tools": 0, "bad_arguments": 0, "written": None, "unsupported": True}
+
+
 def test_equal_ids_of_different_rows_are_not_the_same_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, question in (("a", "one?"), ("b", "two?")):
         with RunStore(tmp_path / f"{name}.db") as store:

@@ -92,6 +92,8 @@ def test_a_key_that_verl_cannot_run_is_refused_by_name(key: str) -> None:
         "train.optimizer": ["train.optimizer=muon"],
         "train.stop_after": ["train.stop_after=3"],
         "train.restart_from_best": ["train.keep_best=true", "train.stop_after=2", "train.restart_from_best=1"],
+        "train.budget": ["train.budget=20min"],
+        "run.price": ["run.price=2.5"],
         "train.keep_best": ["train.keep_best=true"],
         "train.max_logprob_gap": ["train.max_logprob_gap=1.0"],
         "run.threads": ["run.threads=1"],

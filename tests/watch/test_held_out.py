@@ -10,7 +10,16 @@ import pytest
 
 from agentfly.runs.compare import mean
 from agentfly.types import Outcome, Task, Trajectory
-from agentfly.watch.held_out import bounds, held_out_metrics, interval_text, is_part, left_out, pass_at_k, success_interval
+from agentfly.watch.held_out import (
+    bounds,
+    held_out_metrics,
+    interval_text,
+    is_part,
+    left_out,
+    pass_all_k,
+    pass_at_k,
+    success_interval,
+)
 from agentfly.watch.metrics import unknown
 from agentfly.watch.progress import summary_line
 
@@ -65,6 +74,24 @@ def test_pass_at_k_is_the_share_of_choices_of_k_chains_with_a_success(n: int, go
     for k in range(1, n + 1):
         drawn = [any(chain < good for chain in chosen) for chosen in combinations(range(n), k)]
         assert pass_at_k(n, good, k) == pytest.approx(sum(drawn) / len(drawn))
+
+
+@pytest.mark.parametrize(("n", "good"), [(4, 1), (5, 2), (3, 3), (6, 0), (8, 7)])
+def test_pass_all_k_is_the_share_of_choices_of_k_chains_that_all_succeed(n: int, good: int) -> None:
+    for k in range(1, n + 1):
+        drawn = [all(chain < good for chain in chosen) for chosen in combinations(range(n), k)]
+        assert pass_all_k(n, good, k) == pytest.approx(sum(drawn) / len(drawn))
+
+
+def test_pass_all_k_falls_where_pass_at_k_rises_and_counts_missing_chains_as_it_does() -> None:
+    found = figures("1110", "1111", "0000")
+    assert (found["pass_at_2"], found["pass_all_2"]) == pytest.approx((2 / 3, (1 / 2 + 1) / 3))
+    assert (found["pass_at_4"], found["pass_all_4"]) == pytest.approx((2 / 3, 1 / 3))
+    assert "pass_all_1" not in found  # is pass_at_1
+    lost = figures("1x", "11")
+    assert (lost["pass_all_2"], lost["pass_all_2_min"], lost["pass_all_2_max"]) == (1.0, 0.5, 1.0)
+    assert is_part("validation/pass_all_2_min") and interval_text({f"validation/{k}": v for k, v in lost.items()},
+                                                                  "validation/pass_all_2") == " (0.50-1.00 of all)"  # fmt: skip
 
 
 def test_the_interval_of_equal_tasks_is_not_a_point() -> None:

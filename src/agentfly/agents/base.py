@@ -40,6 +40,7 @@ class BaseAgent:
     """
 
     observation_role: ClassVar[Literal["user", "tool"]] = "user"
+    observation_mark: ClassVar[str] = "Observation:"
     native_tools: ClassVar[bool] = False
     required_tools: ClassVar[tuple[str, ...]] = ()
     default_on_no_tool_call: ClassVar[Reaction] = "end"
@@ -105,15 +106,18 @@ class BaseAgent:
         return Action(calls=completion.tool_calls, answer=None if completion.tool_calls else completion.text.strip())
 
     def observe(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> list[Message]:
-        """Returns the messages that show tool results to the model."""
+        """Returns the messages that show tool results to the model.
+
+        An agent that writes them in another form sets `observation_mark` to the text with which one begins.
+        """
         if self.observation_role == "tool":
             return [
                 Message("tool", result.observation, name=call.name, tool_call_id=call.id or None, images=_images(result))
                 for call, result in zip(calls, results, strict=True)
             ]
         if len(results) == 1 and results[0].image is None:
-            return [Message("user", f"Observation: {results[0].observation}")]
-        text = "\n".join(f"Observation: {result.observation}" for result in results)
+            return [Message("user", f"{self.observation_mark} {results[0].observation}")]
+        text = "\n".join(f"{self.observation_mark} {result.observation}" for result in results)
         return [Message("user", text, images=tuple(image for result in results for image in _images(result)))]
 
     def write(self, action: Action) -> Message:
@@ -154,6 +158,11 @@ class BaseAgent:
     def schemas(self) -> list[Mapping[str, Any]]:
         """The tool schemas for the chat template or the server; empty if the agent writes the tools into its prompt."""
         return [tool.schema for tool in self.tools.values()] if self.native_tools else []
+
+    @property
+    def observation_marks(self) -> tuple[str, ...]:
+        """The texts with which the agent begins an observation; those of the role "tool" are the template's."""
+        return (self.observation_mark,) if self.tools and self.observation_mark and self.observation_role == "user" else ()
 
     def check(self, tasks: Sequence[Task]) -> None:
         """Raises DataError if a row lacks a field that the reward or a tool requires."""

@@ -36,6 +36,7 @@ class SearchAgent(BaseAgent):
     inside `<information>`. Tags inside `<think>` have no effect.
     """
 
+    observation_mark: ClassVar[str] = INFORMATION
     required_tools: ClassVar[tuple[str, ...]] = ("search",)
     default_nudge: ClassVar[str] = "Reply with <search>your query</search> or with <answer>the answer</answer>."
 
@@ -70,7 +71,7 @@ class SearchAgent(BaseAgent):
         return Action(calls=reader.done().calls)
 
     def observe(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> list[Message]:
-        text = "\n".join(f"<information>{result.observation}</information>" for result in results)
+        text = "\n".join(f"{INFORMATION}{result.observation}</information>" for result in results)
         return [Message("user", text, images=tuple(result.image for result in results if result.image is not None))]
 
     def _call(self, query: str | None) -> ToolCall:

@@ -52,9 +52,8 @@ READS = {
 _OF_ROLLOUTS = (
     "train.critic_lr", "train.critic_epochs", "train.critic_minibatches", "train.critic_warmup_steps",
     "train.validate_chains", "train.validate_temperature", "train.validate_at_start",
-    "train.save_every", "train.save_every_s", "train.keep_best", "train.stop_after",
-    "train.restart_from_best", "train.max_logprob_gap",
-    "train.max_failed_share",
+    "train.save_every", "train.save_every_s", "train.keep_best", "train.stop_after", "train.restart_from_best",
+    "train.max_logprob_gap", "train.max_failed_share", "train.budget", "run.price",
 )  # fmt: skip
 NOT_READ = {"sft": _OF_ROLLOUTS, "dpo": (*_OF_ROLLOUTS, "data.validation", "data.validation_count", "data.train_count")}
 
@@ -120,7 +119,7 @@ def make_parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--model", help="evaluate this model or checkpoint instead of agent.model, or of a run's newest one")
     evaluate.add_argument("--data", metavar="FILE", help="play all rows of this file instead of the config's")
     evaluate.add_argument(
-        "--chains", type=int, default=1, metavar="K", help="number of chains per task; pass@k is reported up to K"
+        "--chains", type=int, default=1, metavar="K", help="number of chains per task; pass@k and pass^k are reported up to K"
     )
     evaluate.add_argument(
         "--split", default="validation", help="the split of the task set: train, validation (default) or test"

@@ -233,7 +233,7 @@ def print_profile(console: Console, directory: Path, sampler: StackSampler | Non
 
 def print_result(console: Console, config: Config, result: TrainResult, sampler: StackSampler | None) -> None:
     """Print the validations, a chain, where the time went, and what to try next."""
-    from ..watch.tables import before_after, show_trajectory
+    from ..watch.tables import before_after, cost_line, show_trajectory
 
     if result.before and result.after:
         before_after(console, result.before, result.after)
@@ -242,6 +242,8 @@ def print_result(console: Console, config: Config, result: TrainResult, sampler:
     print_profile(console, result.directory, sampler)
     other = "rloo" if config.algorithm != "rloo" else "grpo"
     name = f" run.name={config.run.name}-{other}" if config.run.name else ""
+    if result.cost:
+        console.print(cost_line(result.cost), highlight=False, soft_wrap=True)
     if result.stopped is not None:
         console.print(result.stopped, highlight=False, soft_wrap=True)
     console.print(f"run folder: {result.directory}", highlight=False, soft_wrap=True)

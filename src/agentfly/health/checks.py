@@ -268,11 +268,11 @@ def _copies(run: Run) -> Iterator[tuple[int, str, float]]:
 
 
 def _may_be_nan(run: Run, step: int, name: str, value: float) -> bool:
-    """The mean of no chains is NaN. A pass@k needs k scored chains of one task."""
+    """The mean of no chains is NaN. pass@k and pass^k need scored chains."""
     if math.isinf(value):
         return False
     if name.startswith("validation/"):
-        return name.startswith("validation/pass_at_") or (step, "validation") not in run.scored
+        return name.startswith("validation/pass_") or (step, "validation") not in run.scored
     return name.startswith(("reward/", "rollout/")) and (step, "train") not in run.scored
 
 

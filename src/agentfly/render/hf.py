@@ -31,7 +31,7 @@ from .profile_glue import Prober, Profile
 from .restart import RestartedPrompt, Restarter
 from .template import ChatTemplate, TemplateRefused, sources
 from .template_dialect import Dialect
-from .template_guard import TemplateGuard, end_of_turn, turn_marks
+from .template_guard import TemplateGuard, end_of_turn, foreign_marks, turn_marks
 from .template_marks import Marks
 from .template_pieces import TokenCache
 from .template_tokens import Codec
@@ -74,6 +74,12 @@ class HFRenderer:
         """The marks of thinking, calls, responses and results that the template writes, also those of its form for tools."""
         own = self._renderer(()).marks
         return own.merged(self._templates["tool_use"].marks) if "tool_use" in self._templates else own
+
+    @property
+    def foreign_marks(self) -> tuple[str, ...]:
+        """The texts with which the template begins a user's turn or the result of a call, and no part of a reply."""
+        found = (mark for renderer in self._templates.values() for mark in foreign_marks(renderer.dialect))
+        return tuple(dict.fromkeys(found))
 
     @property
     def stop_texts(self) -> tuple[str, ...]:

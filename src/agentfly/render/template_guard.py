@@ -16,7 +16,7 @@ from ..errors import RolloutError, TemplateError
 from ..types import Message
 from .template import TemplateRefused
 from .template_dialect import Dialect
-from .template_marks import ANSWER, CALL, NEXT, PROBE_TOOLS, RESULT, THOUGHT, TOOL, USER, VALUE, MarkFinder
+from .template_marks import ANSWER, CALL, NEXT, PROBE_TOOLS, RESULT, THOUGHT, TOOL, USER, VALUE, MarkFinder, Units
 from .template_tokens import Codec
 
 Form = tuple[bool, bool, bool]  # with a thought, with visible text, with calls
@@ -133,3 +133,35 @@ def turn_marks(dialect: Dialect, codec: Codec, stops: Iterable[str]) -> list[str
         marks |= {token for token in codec.special if token in text}
     allowed = "\0".join(dialect.marks.in_replies)
     return [mark for mark in marks if len(mark) > 1 and mark not in allowed]
+
+
+def foreign_marks(dialect: Dialect) -> tuple[str, ...]:
+    """The texts with which the template begins a user's turn or a result, each as long as no rendered reply has it.
+
+    <|im_start|>user\\n<tool_response>     ->  <|im_start|>user  and  <tool_response>
+    <|start_header_id|>ipython<|end...      ->  <|start_header_id|>ipython
+    """
+    probes, units, end = dialect.finder.probes, dialect.finder.units, dialect.marks.ends[0]
+    forms = [probes.reply(*form[:2], int(form[2])) or "" for form in _FORMS]
+    later = probes.reply(False, True, 0, (Message("user", NEXT),)) or ""
+    opening = later.partition(ANSWER)[2].partition(NEXT)[0]
+    opening = (opening.partition(end)[2] if end else "").strip() or opening  # the user's turn may itself end the reply
+    replies, marks = "\0".join([*forms, probes.prompt(True)]), []
+    for text in (opening, *(before for before, _ in dialect.marks.results)):
+        found = _distinctive(units, text.strip(), replies)
+        marks += found or [line for line in (text.strip(),) if len(line) > 2 and line not in replies]
+    return tuple(dict.fromkeys(marks))
+
+
+def _distinctive(units: Units, text: str, others: str) -> list[str]:
+    """The marks in `text`, each with the words after it on its line that are needed for a text that `others` does not have."""
+    parts, marks = units.of(text), []
+    for start, part in enumerate(parts):
+        end = start + 1
+        while units.is_mark(part) and "".join(parts[start:end]) in others and end < len(parts):
+            if units.is_mark(parts[end]) or "\n" in parts[end]:
+                break
+            end += 1
+        if units.is_mark(part) and (mark := "".join(parts[start:end]).rstrip()) not in others:
+            marks.append(mark)
+    return marks

@@ -59,7 +59,8 @@ class Plan:
 
     A chain acquires `env_kind` at its start, others of `kinds` when a tool or the reward requests them. `admission` controls
     all rollouts of the run (None: each makes one), `activities` lists what chains wait for (None: nothing does), `runner` runs
-    them (None: this process). `shown` and `call_bonus` are those of the task's draw (`shaping`).
+    them (None: this process). `shown` and `call_bonus` are those of the task's draw (`shaping`). `foreign_marks` begin an
+    observation or a user's turn, in the agent's format and in the template: a model that writes one makes something up.
     """
 
     agent: AgentLike
@@ -78,6 +79,7 @@ class Plan:
     runner: ChainRunner | None = None
     shown: bool = False
     call_bonus: float = 0.0
+    foreign_marks: Sequence[str] = ()
 
 
 @dataclass(slots=True)
@@ -113,6 +115,7 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
     """
     trajectory = Trajectory(trajectory_id, opening.task, chain, list(opening.messages), draw=opening.draw)
     trajectory.started = time.time()
+    trajectory.foreign_marks = list(plan.foreign_marks) or None
     context = Context(opening.task, trajectory)
     lease: Lease | None = None
     activity = None if plan.activities is None else plan.activities.add(trajectory)

@@ -56,6 +56,7 @@ class ChatSession:
         self._closed = False
         self._started = time.perf_counter()
         self.trajectory.started = time.time()
+        self.trajectory.foreign_marks = list(plan.foreign_marks) or None
 
     @classmethod
     async def open(

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ..engines import open_engine
 from ..errors import ConfigError
-from ..protocols import Engine, Renderer
+from ..protocols import Engine, MarkedRenderer, Renderer
 from ..resources import Budget, ResourceManager, Spec, spec_of
 from ..resources.backends.http import on_servers
 from ..resources.directory import ServerDirectory
@@ -43,6 +43,8 @@ class RunnableAgent(AgentLike, Protocol):
     def renderer(self) -> Renderer | None: ...
     @property
     def schemas(self) -> Sequence[Mapping[str, Any]]: ...
+    @property
+    def observation_marks(self) -> tuple[str, ...]: ...
     def check_model(self) -> None: ...
 
 
@@ -69,6 +71,7 @@ def make_plan(
     """Returns the plan of one run, without environments. Opens the model."""
     engine = agent.engine
     agent.check_model()
+    of_template = agent.renderer.foreign_marks if isinstance(agent.renderer, MarkedRenderer) else ()
     return Plan(
         agent=agent,
         engine=engine,
@@ -82,6 +85,7 @@ def make_plan(
             max_turns=agent.limits.max_turns if max_turns is None else max_turns,
         ),
         on_event=on_event,
+        foreign_marks=tuple(dict.fromkeys((*agent.observation_marks, *of_template))),
     )
 
 

@@ -52,7 +52,7 @@ class TrainResult(Displayed):
     """The run's folder and results. `before` and `after` are validations; `history` has one row per step.
 
     `checkpoint` is the newest one, `best` that with the best validation (`train.keep_best`). `stopped`
-    says why the run ended before its last step (`train.stop_after`).
+    says why the run ended before its last step (`train.stop_after`, `train.budget`). `cost` has the metrics cost/* at the end.
     """
 
     directory: Path
@@ -64,6 +64,7 @@ class TrainResult(Displayed):
     checkpoint: Path | None = None
     best: Path | None = None
     stopped: str | None = None
+    cost: dict[str, float] = field(default_factory=dict)
 
     def to_pandas(self) -> Any:
         """The history as a pandas.DataFrame: a row per step, a column per metric. Raises MissingExtra."""
@@ -147,19 +148,21 @@ class Trainer:
                 await self.saver.save(self.step, self._state())
         await self._ask_probe()
         self.breakdown.begin()
-        while self.step < settings.steps and self.plateau.reason is None:
+        reason: str | None = None
+        while self.step < settings.steps and (reason := self.plateau.reason or self.parts.spending.reason) is None:
             metrics = await self._step()
             self.result.history.append(metrics)
             self.result.steps = self.step
         await self._validate_once()
-        if self.step < settings.steps and (reason := self.plateau.reason) is not None:
+        self.result.cost = self.parts.spending.metrics(self.result.before, self.result.after)
+        if self.step < settings.steps and reason is not None:
             self.result.stopped = f"the run ends after step {self.step} of {settings.steps}: {reason}"
             self.observe.note(self.result.stopped)
 
     async def _validate_once(self) -> None:
         if not self.result.after:
             self.result.after = (await self._validate()).metrics
-            self.observe.log(self.result.after, self.step)
+            self.observe.log(self.result.after | self.parts.spending.metrics(self.result.before, self.result.after), self.step)
 
     async def _step(self) -> dict[str, float]:
         settings, rollout = self.config.train, self.config.rollout
@@ -177,13 +180,13 @@ class Trainer:
                 measured = figures.step_metrics()
                 metrics |= await measured if isinstance(measured, Awaitable) else measured
             metrics |= cluster_metrics()
+            num_tasks = rollout.num_tasks
             if rollout.refill:
-                metrics["rollout/refilled"] = float(len(groups) - rollout.num_tasks)
+                metrics["rollout/refilled"] = float(len(groups) - num_tasks)
+                num_tasks = max(num_tasks, len(groups))
             with timed(metrics, "time/ledger_s"):
-                num_tasks = max(rollout.num_tasks, len(groups)) if rollout.refill else rollout.num_tasks
-                self.ledger.check_rollout(
-                    groups, num_tasks=num_tasks, num_chains=rollout.num_chains, version=self.learner.version
-                )
+                version = self.learner.version
+                self.ledger.check_rollout(groups, num_tasks=num_tasks, num_chains=rollout.num_chains, version=version)
             await finish(asyncio.ensure_future(self._update(groups, step, metrics)))
             if settings.validate_every and step % settings.validate_every == 0:
                 with self.breakdown.span("validate"):
@@ -192,6 +195,7 @@ class Trainer:
             self.observe.checks(step, self.ledger.take_checked())
             if self.step == step:
                 metrics |= self.breakdown.end_step(metrics["rollout/tokens"])
+                metrics |= self.parts.spending.metrics(self.result.before, metrics)
                 self.observe.log(metrics, step)
         self.observe.step(step, metrics)
         if self.saver.due(step) or "train/restarted_from" in metrics:  # a resumed run must not go back again
@@ -261,16 +265,11 @@ class Trainer:
             with self.breakdown.span("learn"):
                 if not self.overlaps:
                     self.engine.rest()
-
-                def hold() -> None:
-                    held.enter_context(self.engine.hold())
-
                 try:
                     with timed(metrics, "time/ledger_s"):
                         metrics |= self.ledger.check_probe(self.probe, replies, self.learner, groups)
-                    learned = self.learner.update(
-                        groups, self.ledger.check_update, hold if self.overlaps else None, self.config.rollout.max_lag
-                    )
+                    hold = (lambda: held.enter_context(self.engine.hold())) if self.overlaps else None
+                    learned = self.learner.update(groups, self.ledger.check_update, hold, self.config.rollout.max_lag)
                 except Exception:
                     self.sound = not self.learner.half_updated  # a failed check comes before the first change of the weights
                     raise
@@ -381,23 +380,17 @@ class Trainer:
             self._stored.clear()
 
     async def _validate(self) -> Evaluation:
-        settings = self.config.train
+        settings, tasks, count = self.config.train, self.parts.validation_tasks, itertools.count(1)
         temperature = settings.validate_temperature
         sampling = self.config.sampling if temperature is None else replace(self.config.sampling, temperature=temperature)
-        count = itertools.count(1)
-        tasks = self.parts.validation_tasks
         if not tasks:
             return Evaluation({}, [], settings.validate_chains)
         self.observe.phase("validation", len(tasks) * settings.validate_chains)
         evaluation = await validate(
-            replace(self.plan, sampling=replace(sampling, seed=self.config.seed)),
-            tasks,
-            num_chains=settings.validate_chains,
-            max_concurrency=self.config.rollout.max_concurrency,
-            prefix=f"v{self.step}-",
-            success_at=self.config.agent.success_at,
-            on_trajectory=lambda _: self.observe.advance(next(count)),
-        )
+            replace(self.plan, sampling=replace(sampling, seed=self.config.seed)), tasks, num_chains=settings.validate_chains,
+            max_concurrency=self.config.rollout.max_concurrency, prefix=f"v{self.step}-",
+            success_at=self.config.agent.success_at, on_trajectory=lambda _: self.observe.advance(next(count)),
+        )  # fmt: skip
         if settings.stop_after:
             values = task_values(evaluation.trajectories, settings.validate_chains, self.config.agent.success_at)
             self.plateau.add(self.step, values)

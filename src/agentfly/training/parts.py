@@ -5,6 +5,7 @@ config, agent, tasks -> open_parts -> RunParts -> open_rollout -> the plan with 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from .idle import without_effect
 from .ledger import Ledger
 from .ranks.roles import lead_ranks
 from .saving import Saver
+from .stopping import Spending, num_gpus
 from .supervised import warm_start
 from .workers.engine import WorkerEngine
 
@@ -62,6 +64,7 @@ class RunParts:
     saver: Saver
     opening: dict[str, float]
     exact: bool
+    spending: Spending
 
     @property
     def workers(self) -> ReplicatedEngine | None:
@@ -83,7 +86,7 @@ def open_parts(
     """
     from ..learn.model.storage import computes_in_full, seed_torch
 
-    rollout, sampling = config.rollout, config.sampling
+    rollout, sampling, began = config.rollout, config.sampling, time.time()
     observe.phase(f"opening the model {config.agent.model}")
     engine = adapt_model(config, agent, observe.note)
     opening = _warm_start(config, agent, train, directory, observe) if warm else {}
@@ -129,10 +132,13 @@ def open_parts(
     saver = Saver(
         directory.checkpoints, config.train, learner.model, engine.tokenizer, observe.note, writer.flush, snapshot=snapshot
     )
+    ranked = config if ranks is None else replace(config, learner=replace(config.learner, ranks=ranks.size))
+    gpus = 0 if engine.model.device.type == "cpu" else num_gpus(ranked)
     return RunParts(
         config=config, agent=agent, directory=directory, observe=observe, engine=engine, learner=learner, plan=plan,
         draws=draws, validation_tasks=validation, ledger=ledger, probe=Probe(prompt_ids, sampling, sharing),
         breakdown=breakdown, writer=writer, saver=saver, opening=opening, exact=exact,
+        spending=Spending(config, gpus, writer.store.meta(), began),
     )  # fmt: skip
 
 

@@ -179,6 +179,6 @@ def describe_run(parts: RunParts, step: int) -> dict[str, Any]:
     }  # fmt: skip
     return {
         "kind": "train", "model": config.agent.model, "world": config.agent.env or config.data.name,
-        "algorithm": algorithm.name, "seed": config.seed, "total_steps": config.train.steps,
+        "algorithm": algorithm.name, "seed": config.seed, "total_steps": config.train.steps, **parts.spending.meta,
         "rules": [*(earlier for earlier in parts.writer.store.meta().get("rules", ()) if earlier["from"] <= step), rules],
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Stopping a run by a signal: SIGINT (Ctrl-C), SIGTERM (schedulers) and SIGHUP (a closed terminal).
+"""Stopping a run by its budget (`Spending`) or a signal: SIGINT (Ctrl-C), SIGTERM (schedulers), SIGHUP (a closed terminal).
 
     first signal     before the loop runs: raised at once; afterwards the run finishes a running update, saves and ends
     second Ctrl-C    the process ends at once; what is kept is printed
@@ -10,15 +10,22 @@ program is 130, 143 or 129. Only default handlers are replaced: a program that h
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
+
+from ..config import Config
+from ..planning.layout import layout_of
+from ..schema import read_budget
+from ..watch.progress import duration
 
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 
@@ -118,3 +125,58 @@ def _woken_by_signals(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
         finally:
             signal.set_wakeup_fd(former)
             loop.remove_reader(reader)
+
+
+def num_gpus(config: Config) -> int:
+    """The GPUs that a run reserves: those of its learner ranks, and of samplers that have their own."""
+    layout = layout_of(config)
+    return 1 if layout is None else layout.gpus
+
+
+class Spending:
+    """What a run has used, also before it was resumed: wall time, device time and dollars.
+
+    `devices` are GPUs or, on a CPU, the processors that this process may use; idle ones count. `meta` is what the store says of
+    the run before it was resumed, whose last heartbeat ends its time: a crash loses at most two seconds. `meta` of this object
+    is what the store keeps for the next resume. Dollars are those of the present price.
+    """
+
+    def __init__(
+        self, config: Config, gpus: int, meta: Mapping[str, Any], began: float, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.devices = gpus or available_processors()
+        self._on_gpu, self._clock, self._began = gpus > 0, clock, began
+        self._price, self._budget = config.run.price, config.train.budget
+        since = meta.get("began", meta.get("resumed", meta.get("started")))
+        leg_s = max(0.0, meta.get("heartbeat", 0.0) - since) if since is not None else 0.0
+        wall_s, device_s = meta.get("used", (0.0, 0.0))
+        self._before = (wall_s + leg_s, device_s + leg_s * meta.get("devices", self.devices))
+        self.meta = {"began": began, "used": list(self._before), "devices": self.devices}
+
+    def metrics(self, before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+        """The metrics cost/* at this moment, with those of the first and the latest validation."""
+        now_s = max(0.0, self._clock() - self._began)
+        wall_s, device_s = self._before[0] + now_s, self._before[1] + now_s * self.devices
+        metrics = {"cost/wall_s": wall_s, "cost/gpu_s" if self._on_gpu else "cost/cpu_s": device_s}
+        if self._price is not None:
+            dollars = metrics["cost/dollars"] = self._price * (device_s if self._on_gpu else wall_s) / 3600
+            gained = 100 * (after.get("validation/success", math.nan) - before.get("validation/success", math.nan))
+            if dollars and math.isfinite(gained):
+                metrics["cost/points_per_dollar"] = gained / dollars
+        return metrics
+
+    @property
+    def reason(self) -> str | None:
+        """Why the run ends; None while it has not used its budget."""
+        if self._budget is None:
+            return None
+        (seconds, dollars), used = read_budget("train.budget", self._budget), self.metrics({}, {})
+        if used["cost/wall_s"] < (seconds or 0.0) or used.get("cost/dollars", 0.0) < (dollars or 0.0):
+            return None
+        told = duration(used["cost/wall_s"]) if dollars is None else f"${used['cost/dollars']:.2f}"
+        return f"the budget of {self._budget} is used up: {told}, resumed runs together (train.budget)"
+
+
+def available_processors() -> int:
+    """The processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -545,6 +545,7 @@ TABLE: dict[str, KeyRule] = {
     "train.keep_best": refused("verl keeps the newest checkpoints: set train.keep_checkpoints"),
     "train.stop_after": refused("verl trains to its last step"),
     "train.restart_from_best": refused("verl trains to its last step"),
+    "train.budget": refused("verl trains to its last step"),
     "train.max_logprob_gap": refused("verl reports the gap (training/rollout_probs_diff_mean) and does not stop at it"),
     "train.max_failed_share": LOOP,
     # ---- lora, run, verl
@@ -554,6 +555,7 @@ TABLE: dict[str, KeyRule] = {
     "run.dir": BEFORE,
     "run.name": made("trainer.experiment_name", name),
     "run.trackers": made("trainer.logger", trackers),
+    "run.price": refused("verl's runs record no cost"),
     "run.threads": refused("verl's processes choose theirs (OMP_NUM_THREADS)"),
     "verl.strategy": made("actor.strategy, critic.strategy or model_engine", strategy),
     "verl.engine": to(f"{ROLLOUT}.name"),

@@ -32,7 +32,8 @@ that is not finite is null. Times are Unix seconds. `?` marks what may be null.
                                                      differences: [null, DIFFERENCE? per further sibling], note?}
         DIFFERENCE   to the first sibling: {turn, part: "reply" "context", token?, char?, ids: [id?, id?], pieces: [str?, str?]}
     /api/runs/N/chain/ID      {summary: ROW, task: TASK, messages: [MESSAGE], turns: [TURN], untrained?: sentence,
-                               times: {started?, seconds, waited_s, scored_s}, siblings: [{id, chain, score?, outcome}]}
+                               times: {started?, seconds, waited_s, scored_s}, siblings: [{id, chain, score?, outcome}],
+                               honesty: {unknown_tools: int, bad_arguments: int, written?: int, unsupported?: bool}}
         TASK         {id, messages: [MESSAGE], fields: {...}}
         MESSAGE      {role, content, name?, tool_calls: [CALL], images: int}
         CALL         {name, arguments: {...}, id, error?}

@@ -22,6 +22,7 @@ from ..runs.query import RunReader
 from ..runs.rows import ChainRow, TokenSeries
 from ..runs.trained import training_of
 from ..types import Message, Task, ToolResult, Trajectory, Turn
+from ..watch.honesty import Honesty
 from ..watch.tables import sampled_turns, why_untrained
 from .answers import plain
 
@@ -49,6 +50,7 @@ def chain_json(reader: RunReader, id: str) -> dict[str, Any]:  # noqa: A002 - th
             "scored_s": trajectory.scored_s,
         },
         "untrained": _why_untrained(reader, row, trajectory),
+        "honesty": Honesty.of(trajectory).to_json(),
         "siblings": [{"id": each.id, "chain": each.chain, "score": each.score, "outcome": each.outcome} for each in siblings],
     }
 

@@ -9,9 +9,10 @@ from typing import Any
 from ..errors import ConfigError
 from ..runs.catalog import read_config
 from ..runs.compare import config_difference, mean
+from ..runs.directory import RunDirectory
 from ..runs.filters import ChainFilter
 from ..runs.query import RunReader
-from ..watch.comparison import RESULTS, compare_runs
+from ..watch.comparison import compare_runs, last_values, shown_names
 from .answers import MAX_LIMIT, summary_json
 from .library import Library
 
@@ -23,23 +24,15 @@ def compare_json(library: Library, names: Sequence[str]) -> dict[str, Any]:
     """All runs side by side; the tests compare each further run with the first."""
     folders = [library.find(name) for name in names]
     summaries = {each.name: each for each in library.summaries()}
-    last = [_last_values(folder) for folder in folders]
-    shown = [metric for metric in RESULTS if any(metric in values for values in last)]
+    last = [last_values(RunDirectory(folder)) for folder in folders]
     differ = config_difference(*map(read_config, folders))
     return {
         "runs": [summary_json(summaries[name]) for name in names],
         "config": [{"key": key, "values": values} for key, values in differ.items() if key not in HIDDEN],
-        "results": [{"metric": metric, "values": [values.get(metric) for values in last]} for metric in shown],
+        "results": [{"metric": metric, "values": [values.get(metric) for values in last]} for metric in shown_names(last)],
         "pairs": [_pair(names[0], folders[0], name, folder) for name, folder in zip(names[1:], folders[1:], strict=True)],
         "tasks": _task_rows([_held_out(folder) for folder in folders]),
     }
-
-
-def _last_values(folder: Path) -> dict[str, float]:
-    with RunReader(folder) as reader:
-        series = reader.series(RESULTS)
-    finite = {name: [value for _, _, value in points if value is not None] for name, points in series.items()}
-    return {name: values[-1] for name, values in finite.items() if values}
 
 
 def _pair(first: str, a: Path, name: str, b: Path) -> dict[str, Any]:

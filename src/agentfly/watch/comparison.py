@@ -14,7 +14,8 @@ from ..runs import RunDirectory, RunStore
 from ..runs.catalog import read_config
 from ..runs.compare import PairedTest, config_difference, mean, paired_test
 from ..types import Trajectory
-from .held_out import is_told
+from .held_out import SHOWN as HONESTY
+from .held_out import held_out_metrics, is_part, is_told
 from .metrics import is_success
 
 RESULTS = (
@@ -27,6 +28,12 @@ RESULTS = (
     "rollout/turns",
     "rollout/reply_tokens",
     "rollout/invalid_call_rate",
+    *(f"validation/{name}" for name in HONESTY if name != "judged_answers"),
+    "cost/wall_s",
+    "cost/gpu_s",
+    "cost/cpu_s",
+    "cost/dollars",
+    "cost/points_per_dollar",
     "rollout/tokens_per_s",
     "time/step_s",
 )
@@ -83,12 +90,13 @@ def compare_runs(
 ) -> Comparison:
     """Compare two run folders. `when` is the step of the validation: the last one, the best one of each run, or a number.
 
-    A task is the same in both runs if its whole row is the same, whatever its id. Raises ConfigError.
+    A task is the same in both runs if its whole row is the same, whatever its id. Figures of validation that a run did not
+    record are those of its stored chains. Raises ConfigError.
     """
     if measure not in MEASURES:
         raise ConfigError(f"a paired test compares {' or '.join(MEASURES)}, not {measure!r}")
     left, right = (_Side.read(RunDirectory.existing(run), measure, when) for run in (a, b))
-    names = metrics or [name for name in RESULTS if name in left.last or name in right.last]
+    names = metrics or shown_names((left.last, right.last))
     for name in metrics:
         if name not in left.last and name not in right.last:
             raise ConfigError(f"neither run has the metric {name!r}")
@@ -105,6 +113,17 @@ def compare_runs(
         chains=(left.chains, right.chains),
         bounds=_bounds(left, right) if measure == "success" and any(is_told(*side.chains) for side in (left, right)) else None,
     )
+
+
+def shown_names(sides: Sequence[Mapping[str, float]]) -> list[str]:
+    """The metrics that are compared unless others are named, of those that a run has: RESULTS, and pass@k and pass^k."""
+    passes = dict.fromkeys(name for side in sides for name in side if name.startswith("validation/pass_") and not is_part(name))
+    return [*(name for name in RESULTS if any(name in side for side in sides)), *passes]
+
+
+def last_values(directory: RunDirectory) -> dict[str, float]:
+    """The last value of each metric of a run; see `compare_runs` for what a run did not record."""
+    return _Side.read(directory, "success", "last").last
 
 
 def _bounds(left: _Side, right: _Side) -> tuple[float, float] | None:
@@ -147,6 +166,8 @@ class _Side:
             step = _validated(store, history, when, directory.path)
             chains = [] if step is None else store.trajectories(step=step, split="validation", limit=1_000_000)
         last = {name: value for row in history.values() for name, value in row.items() if math.isfinite(value)}
+        if "validation/invalid_call_chains" not in last:  # of a version that did not record it
+            last = _recomputed(chains, float(config.get("agent", {}).get("success_at", 1.0))) | last
         values: dict[str, list[float]] = {}
         lost: dict[str, int] = {}
         for chain in chains:
@@ -155,6 +176,15 @@ class _Side:
             if chain.scored:
                 values.setdefault(key, []).append(value(chain))
         return cls(config, last, step, values, lost)
+
+
+def _recomputed(chains: Sequence[Trajectory], success_at: float) -> dict[str, float]:
+    """The figures of a validation, from its chains."""
+    groups: dict[str, list[Trajectory]] = {}
+    for chain in chains:
+        groups.setdefault(f"{chain.task.id}/{chain.draw}", []).append(chain)
+    figures = held_out_metrics(list(groups.values()), max(map(len, groups.values())), 0.0, success_at) if groups else {}
+    return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
 def _measure(measure: str, success_at: float) -> Callable[[Trajectory], float]:

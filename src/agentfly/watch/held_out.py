@@ -1,4 +1,4 @@
-"""The figures of an evaluation: success and pass@k, over how many chains they are, and how sure they are.
+"""The figures of an evaluation: success, pass@k and pass^k, over how many chains they are, and how sure they are.
 
 A chain that the world failed has no score. No figure hides it: `validation/scored` counts the others, and where more than 1 %
 are missing, `_min` and `_max` bound the figure by taking them as failures and as successes.
@@ -18,7 +18,12 @@ NEGLIGIBLE = 0.01
 """The share of chains without a score above which bounds are told."""
 ROUNDS = 1000
 """Resampled means of an interval: a validation in a training must not take long."""
-_OF_SOURCE = ("success", "reward", "pass_at_", "tasks")
+SHOWN = (
+    "invalid_call_chains", "invalid_call_rate", "unknown_tool_rate", "bad_argument_rate", "written_observations",
+    "unsupported_answers", "judged_answers",
+)  # fmt: skip
+"""The figures of `honesty` that an evaluation has."""
+_OF_SOURCE = ("success", "reward", "pass_", "tasks")
 _PARTS = ("_ci_low", "_ci_high", "_min", "_max")
 
 
@@ -52,16 +57,17 @@ def _figures(groups: Sequence[Sequence[Trajectory]], num_chains: int, seconds: f
         "validation/reward": raw["reward/mean"],
         "validation/turns": raw["rollout/turns"],
         "validation/tool_calls": raw["rollout/tool_calls"],
+        **{f"validation/{name}": raw[f"rollout/{name}"] for name in SHOWN if f"rollout/{name}" in raw},
         "validation/tasks": float(len(groups)),
         "validation/chains": float(len(chains)),
         "validation/scored": float(scored),
     }  # fmt: skip
     for k in sorted({1 << power for power in range(num_chains.bit_length())} | {num_chains}):
-        name = f"validation/pass_at_{k}"
-        metrics[name] = _mean([pass_at_k(each.scored, each.good, k) for each in counts if each.scored])
-        if missing:
-            metrics[f"{name}_min"] = _mean([pass_at_k(each.total, each.good, k) for each in counts])
-            metrics[f"{name}_max"] = _mean([pass_at_k(each.total, each.good + each.lost, k) for each in counts])
+        for name, estimate in ((f"validation/pass_at_{k}", pass_at_k), (f"validation/pass_all_{k}", pass_all_k))[: 1 + (k > 1)]:
+            metrics[name] = _mean([estimate(each.scored, each.good, k) for each in counts if each.scored])
+            if missing:
+                metrics[f"{name}_min"] = _mean([estimate(each.total, each.good, k) for each in counts])
+                metrics[f"{name}_max"] = _mean([estimate(each.total, each.good + each.lost, k) for each in counts])
     return metrics
 
 
@@ -90,6 +96,15 @@ def pass_at_k(n: int, good: int, k: int) -> float:
     """
     k = min(n, k)
     return 1.0 - math.comb(n - good, k) / math.comb(n, k)
+
+
+def pass_all_k(n: int, good: int, k: int) -> float:
+    """Returns the unbiased estimate, from n chains of which `good` succeeded, that all of k succeed (pass^k); arXiv:2406.12045.
+
+    With fewer than k chains it is that of all n, which is never lower: the bounds say what the missing ones could change.
+    """
+    k = min(n, k)
+    return math.comb(good, k) / math.comb(n, k)
 
 
 def success_interval(shares: Sequence[float]) -> tuple[float, float]:

@@ -19,6 +19,7 @@ from importlib.resources import files
 from ..errors import UnknownName
 from ..learn.metrics import METRICS as LEARNED
 from ..types import Outcome, Trajectory
+from .honesty import honesty_metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,6 @@ def rollout_metrics(
     tokens = sum(trajectory.num_sampled for trajectory in trajectories)
     read = sum(turn.completion.prompt_tokens for trajectory in trajectories for turn in trajectory.turns)
     calls: Counter[str] = sum((trajectory.tool_counts for trajectory in trajectories), Counter())
-    invalid = sum(trajectory.num_invalid_calls for trajectory in trajectories)
-    tried = sum(calls.values()) + invalid
     outcomes = Counter(trajectory.outcome for trajectory in trajectories)
     return {
         "reward/mean": _mean(rewards),
@@ -97,8 +96,7 @@ def rollout_metrics(
         "rollout/turns": _share(num_turns, num_chains),
         "rollout/tool_calls": _share(sum(calls.values()), num_chains),
         **{f"rollout/tool_calls/{name}": _share(count, num_chains) for name, count in sorted(calls.items())},
-        "rollout/invalid_calls": _share(invalid, num_chains),
-        **({"rollout/invalid_call_rate": invalid / tried} if tried else {}),
+        **{f"rollout/{name}": value for name, value in honesty_metrics(trajectories).items()},
         # Outcomes that did not occur are logged as 0, so that the curve of a failure has a beginning.
         **{f"rollout/outcome/{outcome.value}": _share(outcomes[outcome], num_chains) for outcome in Outcome},
         "rollout/envs": float(num_envs),

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 from ..display import visible
 from ..types import Trajectory, Turn
 from .held_out import interval_text, is_part, left_out
+from .honesty import Honesty
 from .metrics import METRICS, describe, unknown
-from .progress import number
+from .progress import duration, number
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-COUNTS = ("tasks", "chains", "scored")
+COUNTS = ("tasks", "chains", "scored", "judged_answers")
 """Metrics that are shown without decimals."""
 STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
@@ -67,6 +68,8 @@ def show_trajectory(
     _print(console, Text(clean(_headline(trajectory) + suffix, plain), style="bold"))
     if trajectory.error:
         _print(console, Text(clean(trajectory.error, plain), style="red"))
+    if told := Honesty.of(trajectory).told:
+        _print(console, Text(", ".join(told), style="yellow"))
     for index, message in enumerate(trajectory.messages):
         style = STYLES.get(message.role, "")
         head = [message.role if message.name is None else f"{message.role} {message.name}"]
@@ -122,6 +125,18 @@ def before_after(console: Console, before: Mapping[str, float], after: Mapping[s
         table.add_row(name.removeprefix("validation/"), *cells, sign + number(change, decimals))
     console.print(table)
     _notes(console, {"before": before, "after": after})
+
+
+def cost_line(metrics: Mapping[str, float]) -> str:
+    """What a run has used, in words: `used 12m05s, 725 GPU-seconds, $0.81; 4.2 points of held-out success per dollar`."""
+    parts = [f"used {duration(metrics['cost/wall_s'])}"]
+    for name, before, after, decimals in (
+        ("gpu_s", "", " GPU-seconds", 0), ("cpu_s", "", " processor-seconds", 0), ("dollars", "$", "", 2),
+    ):  # fmt: skip
+        if (value := metrics.get(f"cost/{name}")) is not None:
+            parts.append(f"{before}{number(value, decimals)}{after}")
+    gained = metrics.get("cost/points_per_dollar")
+    return ", ".join(parts) + ("" if gained is None else f"; {number(gained, 1)} points of held-out success per dollar")
 
 
 def metrics_table(console: Console, metrics: Mapping[str, float]) -> None:

@@ -116,6 +116,8 @@ def _why_no_advantage(reader: RunReader, row: ChainRow) -> str | None:
 
 def to_json(row: ChainRow, trajectory: Trajectory, trained: list[bool] | None, reason: str | None) -> dict[str, Any]:
     """A chain with its messages and, per turn, what was trained of it."""
+    from ...watch.honesty import Honesty
+
     turns, start = [], 0
     for turn in trajectory.turns:
         size = len(turn.completion.token_ids)
@@ -132,7 +134,8 @@ def to_json(row: ChainRow, trajectory: Trajectory, trained: list[bool] | None, r
         )
         start += size
     messages = [{"role": each.role, "content": each.content} for each in trajectory.messages]
-    return {**_plain(asdict(row)), "untrained": reason, "messages": messages, "turns": _plain(turns)}
+    honesty = Honesty.of(trajectory).to_json()
+    return {**_plain(asdict(row)), "untrained": reason, "honesty": honesty, "messages": messages, "turns": _plain(turns)}
 
 
 def _plain(value: object) -> Any:

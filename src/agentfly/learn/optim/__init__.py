@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ... import plugins
 from ...errors import AgentFlyError, ConfigError, InvariantError
 from ..model.evidence import ExpectedStep, local_part, pick, same
-from ..model.shards import layers_of, shard_like
+from ..model.sharded import layers_of, shard_like
 from ..settings import ADAMW, OptimSettings
 from .expected import StepCheck
 from .rules import Groups, Make, NamedOptimizer

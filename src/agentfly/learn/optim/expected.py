@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...errors import InvariantError
 from ..model.evidence import STEPPED, ExpectedStep, local_part, same, strided
-from ..model.shards import first_row, like_shard, whole
+from ..model.sharded import first_row, like_shard, whole
 from ..settings import OptimSettings
 from . import moments
 from .rules import EPS, MOMENTUM, NamedOptimizer, muon_change

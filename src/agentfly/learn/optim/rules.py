@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..model.evidence import local_part
-from ..model.shards import first_row, like_shard, whole
+from ..model.sharded import first_row, like_shard, whole
 from . import moments
 
 PIECE = 2**24

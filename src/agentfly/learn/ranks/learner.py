@@ -40,7 +40,8 @@ from ..model.shard_files import (
     write_for_rank_0,
     write_shards,
 )
-from ..model.shards import Read, assign, load_plain_weights, meta_copy, rows_of, shard_of, whole, whole_weights
+from ..model.sharded import Read, assign, rows_of, shard_of, whole
+from ..model.shards import load_plain_weights, meta_copy, whole_weights
 from ..model.storage import in_buckets, load_state, save_checkpoint_model
 from ..samples import row_of
 from ..update.messages import pack_experience, unpack_experience

@@ -72,7 +72,7 @@ function Head({ run, chain, siblings, at, sibling }) {
 }
 
 function Chips({ chain }) {
-  const { summary } = chain;
+  const { summary, honesty } = chain;
   const versions = summary.version_first === null ? null : summary.version_first === summary.version_last ? num(summary.version_first) : `${num(summary.version_first)} – ${num(summary.version_last)}`;
   return html`<div class="chips" aria-label="Summary of the chain">
     <${OutcomeChip} outcome=${summary.outcome} />
@@ -83,6 +83,8 @@ function Chips({ chain }) {
     <${Chip} label="turns">${num(summary.num_turns)}<//><${Chip} label="tokens" title="sampled by the model">${num(summary.num_tokens)}<//>
     ${summary.num_trained !== null && html`<${Chip} label="trained">${num(summary.num_trained)}<//>`}
     ${summary.num_invalid > 0 && html`<${Chip} kind="warn" label="invalid calls">${num(summary.num_invalid)}<//>`}
+    ${honesty?.written > 0 && html`<${Chip} kind="warn" label="wrote observations" title="Replies in which the model wrote an observation or a user's turn itself">${num(honesty.written)}<//>`}
+    ${honesty?.unsupported && html`<${Chip} kind="warn" label="answer" title="Nothing of it stands in the task or in an observation">without support<//>`}
     <${Chip} label="time" title=${when(summary.started)}>${seconds(summary.seconds)}<//>
     <${Chip} label="split">${clean(summary.split)}<//></div>`;
 }

@@ -46,7 +46,7 @@ function Results({ data }) {
     <tbody><tr><td>state</td>${data.runs.map((run) => html`<td key=${run.name} class="n"><${StateDot} state=${run.state} /></td>`)}</tr>
     ${data.results.map((row) => {
       const known = row.values.filter((value) => value !== null);
-      const best = known.length > 1 && /reward|success|pass_at/.test(row.metric) ? Math.max(...known) : null;
+      const best = known.length > 1 && /reward|success|pass_/.test(row.metric) ? Math.max(...known) : null;
       return html`<tr key=${row.metric}><td class="mono">${clean(row.metric)}</td>${row.values.map((value, index) => html`<td key=${index} class=${`n ${value !== null && value === best ? "best" : ""}`}>${num(value)}</td>`)}</tr>`;
     })}</tbody></table></div><//>`;
 }
