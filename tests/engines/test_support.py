@@ -161,6 +161,13 @@ def test_what_the_files_of_a_folder_tell_is_told_before_the_weights_are_read(
         assert re.search(why, told)
 
 
+def test_the_folder_of_a_run_in_the_place_of_a_model_is_answered_with_its_newest_checkpoint(tmp_path: Path) -> None:
+    for step in ("step-000004", "step-000008"):
+        (tmp_path / "checkpoints" / step).mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"is not a model directory: it is the folder of a run: .*step-000008$"):
+        load_model(tmp_path)
+
+
 def test_a_tokenizer_without_a_chat_template_is_refused_before_the_weights_are_read(folder: Path) -> None:
     with pytest.raises(ConfigError, match="has no chat template"):
         open_engine(folder)

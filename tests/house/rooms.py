@@ -40,7 +40,7 @@ ROOMS = {
     "render": Room(4, 4_142),
     "kernels": Room(4, 1_314),
     "sandbox": Room(5, 2_790),
-    "engines": Room(5, 4_745),
+    "engines": Room(5, 4_747),
     "resources": Room(6, 3_808),
     "rewards": Room(6, 2_239),
     "fleet": Room(7, 1_300),

@@ -107,6 +107,21 @@ def _of_user(make: Make, groups: Groups) -> torch.optim.Optimizer:
     return made
 
 
+def _groups_of(masters: list[Tensor], by_newton: list[bool], lr: float, decay: float) -> Groups:
+    """The parameter groups of one module: matrices decay, norms and biases do not, and Muon's matrices are apart."""
+    matrices: list[Tensor] = []
+    vectors: list[Tensor] = []
+    muons: list[Tensor] = []
+    for master, newton in zip(masters, by_newton, strict=True):
+        (muons if newton else matrices if master.dim() >= 2 else vectors).append(master)
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "lr": lr, "weight_decay": decay},
+        {"params": vectors, "lr": lr, "weight_decay": 0.0},
+        {"params": muons, "lr": lr, "weight_decay": decay, "orthogonal": True},
+    ]
+    return [group for group in groups if group["params"]]
+
+
 class Optimizer:
     """The optimizer of the settings on the trainable parameters of some modules."""
 
@@ -137,19 +152,7 @@ class Optimizer:
             self._masters += masters
             self._orthogonal += by_newton
             self._lrs += [lr] * len(masters)
-            for decay, newton, members in (
-                (
-                    settings.weight_decay,
-                    False,
-                    [p for p, on in zip(masters, by_newton, strict=True) if p.dim() >= 2 and not on],
-                ),
-                (0.0, False, [p for p in masters if p.dim() < 2]),
-                (settings.weight_decay, True, [p for p, on in zip(masters, by_newton, strict=True) if on]),
-            ):
-                if members:
-                    groups.append(
-                        {"params": members, "lr": lr, "weight_decay": decay} | ({"orthogonal": True} if newton else {})
-                    )
+            groups += _groups_of(masters, by_newton, lr, settings.weight_decay)
         if orthogonal and not any(self._orthogonal):
             names = " and ".join(type(module).__name__ for module, _ in modules)
             raise ConfigError(f'train.optimizer = "muon" finds no matrix in a transformer layer of {names}: choose another one')

@@ -90,6 +90,8 @@ def _other_format(folder: Path) -> str | None:
             return f"it holds weights in {what} format ({found_file.name}): take the model in transformers' format"
     if any((folder / "snapshots").glob("*")):
         return "it is a folder of the hub's cache: give the folder in its snapshots"
+    if made := sorted((folder / "checkpoints").glob("step-*")):
+        return f"it is the folder of a run: give one of its checkpoints, such as {made[-1]}"
     return None
 
 
