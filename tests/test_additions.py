@@ -71,7 +71,7 @@ def add_algorithm(copy: Copy) -> None:
         "learn/algorithms/__init__.py",
         "ALGORITHMS:",
         f'SAMPLE = Algorithm(\n    name="{NAME}",\n    description="Reward against the group\'s median.",\n    paper="",\n'
-        "    credit=lambda chains, _: _per_group(chains, adv.against_median),\n    needs_group=True,\n)\n\n",
+        "    credit=lambda chains, settings: _per_group(chains, settings, adv.against_median),\n    needs_group=True,\n)\n\n",
     )
     copy.name("algorithms", "learn.algorithms:SAMPLE")
 

@@ -19,7 +19,16 @@ from tests.faults.killed_runs import STEPS
 
 # Durations, and roundings: of the sampler's log-probs, as chains are batched as they come, and of the check of the optimizer's
 # steps, whose own averages begin with Adam's after a resume. The test of the sampler collects its evidence anew then.
-VARYING = ("time/", "device/", "rollout/tokens_per_s", "resources/", "train/logprob_gap", "train/step_error", "ledger/sampler_")
+VARYING = (
+    "time/",
+    "cost/",
+    "device/",
+    "rollout/tokens_per_s",
+    "resources/",
+    "train/logprob_gap",
+    "train/step_error",
+    "ledger/sampler_",
+)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="each attempt is a fork")

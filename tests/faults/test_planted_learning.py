@@ -235,8 +235,8 @@ def ratios_of_1(patch: Patch) -> None:
 def rewards_twice(patch: Patch) -> None:
     real = rollout_chain.score
 
-    async def score(reward: Any, trajectory: Any, context: Any) -> None:
-        await real(reward, trajectory, context)
+    async def score(reward: Any, trajectory: Any, context: Any, bonus: float) -> None:
+        await real(reward, trajectory, context, bonus)
         trajectory.reward = 2.0 * trajectory.reward
 
     patch.setattr(rollout_chain, "score", score)
@@ -266,8 +266,8 @@ def shared_seeds(patch: Patch) -> None:
 def rewards_exchanged(patch: Patch) -> None:
     real, last = rollout_chain.score, []
 
-    async def score(reward: Any, trajectory: Any, context: Any) -> None:
-        await real(reward, trajectory, context)
+    async def score(reward: Any, trajectory: Any, context: Any, bonus: float) -> None:
+        await real(reward, trajectory, context, bonus)
         own = (trajectory.reward, trajectory.components)
         if trajectory.id == "t2-0-1":
             trajectory.reward, trajectory.components = last[0]
@@ -579,5 +579,5 @@ def test_averages_that_a_resume_loses_stop_the_run(model: Path, tmp_path: Path) 
     train(model, tmp_path, steps=2, save_every=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Optimizer, "load_state_dict", lambda self, state: None)
-        with pytest.raises(InvariantError, match="averages were lost"):
+        with pytest.raises(InvariantError, match="averages hold 1: they were lost"):
             train(model, tmp_path, steps=4, resume=tmp_path / "run")

@@ -95,7 +95,7 @@ def test_a_setting_that_the_algorithm_would_ignore_is_refused():
         ALGORITHMS["grpo"].settings({"sequence_divisor": 100})
     with pytest.raises(ConfigError, match=r"only used by loss\.critic"):
         ALGORITHMS["ppo"].settings({"value_coef": 0.1})
-    with pytest.raises(ConfigError, match=r"rloo does not use loss\.gamma"):
+    with pytest.raises(ConfigError, match=r"rloo compares whole chains, .* set loss\.turn_credit"):
         ALGORITHMS["rloo"].check(LossSettings(gamma=0.9, kl_in="reward"))
 
 

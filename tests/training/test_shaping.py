@@ -118,7 +118,7 @@ def test_a_changed_bonus_is_found_by_replay(model: Path, tmp_path: Path) -> None
     with closing(sqlite3.connect(run / "run.db")) as db, db:
         db.execute("UPDATE meta SET value = replace(value, '[0.3, 3]', '[0.4, 3]')")
     found = {check.name: check.problems for check in diagnose(run).checks}
-    assert "tools and the bonus of its step give" in str(found["rescored"])
+    assert "has the reward 0.3, but is worth 0.4" in str(found["rescored"])
 
 
 def chain(*results: tuple[ToolResult, ...]) -> Trajectory:

@@ -18,7 +18,7 @@ from typing import Any
 from ..errors import AgentFlyError, ConfigError, StorageError
 from ..learn.algorithms import find_algorithm
 from ..learn.settings import LossSettings, OptimSettings
-from ..rewards import Reward, as_reward
+from ..rewards import Reward, Score, as_reward
 from ..rollout.shaping import CALL_BONUS, call_bonus, left_at
 from ..runs import RunStore
 from ..runs.rows import unpack_values
@@ -342,11 +342,13 @@ class _Rescorer:
                 self._reward, self._check.skipped = None, "the reward is random"
                 return
             self._tried += 1
-            chain = self._without_bonus(chain, rules)
+            bonus = _bonus_of(chain, rules)
+            own = {name: value for name, value in chain.components.items() if name not in bonus.components}
             steady = _close(first.components, again.components)
-            equal = not steady or _close(first.components, chain.components)
+            equal = not steady or _close(first.components, own)
             self._same, self._foreign = self._same and steady, self._foreign + (not equal)
-            given = [step + extra for step, extra in zip(steps, first.turn_rewards or [0.0] * len(steps), strict=True)]
+            none = [0.0] * len(steps)
+            given = [sum(parts) for parts in zip(steps, first.turn_rewards or none, bonus.turn_rewards or none, strict=True)]
             told = [turn.reward for turn in chain.turns]
             number = next((i for i, pair in enumerate(zip(told, given, strict=True)) if not _near(*pair)), None)
             if number is not None:
@@ -355,30 +357,7 @@ class _Rescorer:
             elif not _near(first.reward, chain.reward or 0.0):
                 self._wrong.append(f"chain {chain.id} has the reward {chain.reward:g}, but is worth {first.reward:g}")
             elif not equal:
-                self._wrong.append(
-                    f"chain {chain.id} has the parts {chain.components}, but its reward gives {first.components}"
-                )
-
-    def _without_bonus(self, chain: Trajectory, rules: Mapping[str, Any]) -> Trajectory:
-        """Compare the bonus of a chain with what `rollout.call_bonus` gives in the step of its draw. Returns it without."""
-        paid, num_steps = rules.get("call_bonus", (0.0, 0))
-        place = draw_of(chain.id)
-        bonus = paid * left_at(place[0], num_steps) if place else 0.0
-        if not bonus:
-            return chain
-        own = replace(chain, components={name: value for name, value in chain.components.items() if name != CALL_BONUS})
-        due = call_bonus(own, bonus)
-        rewards = {
-            f"{number}": extra + sum(result.reward or 0.0 for result in turn.results)
-            for number, (turn, extra) in enumerate(zip(chain.turns, due.turn_rewards or (), strict=True))
-        }
-        stored = {f"{number}": turn.reward for number, turn in enumerate(chain.turns)}
-        if not _close(rewards, stored) or not math.isclose(chain.components.get(CALL_BONUS, 0.0), due.components[CALL_BONUS]):
-            self._wrong.append(
-                f"chain {chain.id} has turns with the rewards {list(stored.values())}, but its tools and the bonus of its step "
-                f"give {list(rewards.values())}"
-            )
-        return own
+                self._wrong.append(f"chain {chain.id} has the parts {own}, but its reward gives {first.components}")
 
     def close(self) -> None:
         self._check.evidence = f"{self._tried:,} of {self._seen:,} chains"
@@ -388,6 +367,13 @@ class _Rescorer:
             return
         for problem in self._wrong:
             self._check.add(problem)
+
+
+def _bonus_of(chain: Trajectory, rules: Mapping[str, Any]) -> Score:
+    """What `rollout.call_bonus` pays a chain in the step of its draw."""
+    (paid, num_steps), place = rules.get("call_bonus", (0.0, 0)), draw_of(chain.id)
+    plain = replace(chain, components={name: value for name, value in chain.components.items() if name != CALL_BONUS})
+    return call_bonus(plain, paid * left_at(place[0], num_steps) if place else 0.0)
 
 
 def _close(one: Mapping[str, float], other: Mapping[str, float]) -> bool:

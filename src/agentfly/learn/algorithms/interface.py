@@ -235,10 +235,7 @@ class Algorithm:
             )
         if "sequence_divisor" in given and made.aggregation != "sequence_sum":
             raise ConfigError('loss.sequence_divisor is only used by loss.aggregation = "sequence_sum"')
-        if "gamma" in given and self.needs_group and "turn_credit" in self.reads and not made.turn_credit:
-            raise ConfigError(
-                f"{self.name} compares whole chains, which are not discounted: set loss.turn_credit, or remove loss.gamma"
-            )
+        self._check_discount(made)
         if "value_coef" in given and made.critic != "shared":
             raise ConfigError('loss.value_coef is only used by loss.critic = "shared"; a separate critic has train.critic_lr')
         return made
@@ -261,8 +258,15 @@ class Algorithm:
                 raise ConfigError(f"loss.options.{name} must be like its default {default!r}, not {value!r}")
         return replace(settings, options={**self.options, **settings.options})
 
+    def _check_discount(self, settings: LossSettings) -> None:
+        if settings.gamma != 1.0 and self.needs_group and "turn_credit" in self.reads and not settings.turn_credit:
+            raise ConfigError(
+                f"{self.name} compares whole chains, which are not discounted: set loss.turn_credit, or remove loss.gamma"
+            )
+
     def check(self, settings: LossSettings) -> None:
         """Raises ConfigError if a key that the algorithm does not read differs from its default."""
+        self._check_discount(settings)
         expected = self._with_defaults({})
         for f in fields(LossSettings):
             unread = f.name not in self.reads | _OF_LEARNER
