@@ -49,7 +49,7 @@ ROOMS = {
     "rollout": Room(7, 1_302),
     "agents": Room(8, 679),
     "envs": Room(8, 10_478),
-    "learn": Room(8, 6_236),
+    "learn": Room(8, 6_239),
     "runs": Room(8, 3_066),
     "pocket": Room(9, 260),
     "watch": Room(9, 2_324),
