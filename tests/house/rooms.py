@@ -61,7 +61,7 @@ ROOMS = {
     "health": Room(12, 974),
     "api": Room(13, 165),
     "view": Room(13, 1_745),
-    "cli": Room(14, 2_113),
+    "cli": Room(14, 2_414),
     "__main__": Room(15, 8),
     "__init__": Room(16, 67),
 }
@@ -88,7 +88,7 @@ HEAVY = {
     ),
     "tokenizers": ("render/", "engines/local"),
     "safetensors": ("learn/", "engines/local"),
-    "rich": ("watch/", "cli/commands.py", "cli/train.py", "cli/runs/"),
+    "rich": ("watch/", "cli/commands.py", "cli/sweep.py", "cli/train.py", "cli/runs/"),
     "httpx": ("net/", "resources/backends/"),
     "msgpack": ("codec.py",),
     "omegaconf": (),
