@@ -257,7 +257,7 @@ def _on_chains(arguments: argparse.Namespace) -> Config:
     with RunReader(run) as reader:
         if not reader.num_chains():
             return config
-    own = {key.removeprefix("data."): getattr(config.data, key.removeprefix("data.")) for key in given if key[:5] == "data."}
+    own = {key.split(".")[1]: getattr(config.data, key.split(".")[1]) for key in given if key.startswith("data.")}
     name = config.run.name if "run.name" in given else None
     return replace(config, data=replace(DataSettings(), train=str(run), **own), run=replace(config.run, name=name))
 
