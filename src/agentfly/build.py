@@ -244,14 +244,14 @@ def _source_tasks(
         raise ConfigError(
             "data.train is not set: point it at a .json, .jsonl, .csv or .parquet file, at hf://NAME, or at a task set"
         )
-    train = load_tasks(data, split="train", count=settings.train_count, seed=seed)
+    train = load_tasks(data, split="train", count=settings.train_count, seed=seed, columns=settings.columns)
     if validation is None and _names_own_splits(data):
         validation = data
     if validation is None:
         train, held = split_rows(train, settings.holdout, seed, key=row_key)
     else:
         count = None if _is_finite(validation) else settings.validated
-        held = load_tasks(validation, split="validation", count=count, seed=seed)
+        held = load_tasks(validation, split="validation", count=count, seed=seed, columns=settings.columns)
         refuse_overlap(train, held[: settings.validated])
     if len(held) > settings.validated and say is not None:
         say(f"validation plays the first {settings.validated:,} of {len(held):,} held-out rows (data.validation_count)")
@@ -290,7 +290,8 @@ def held_out_tasks(config: Config, split: str, say: Callable[[str], None] | None
     is_file = is_file_name(source)
     if is_file and split != "validation":
         raise ConfigError(f"only a task set has a split {split!r}; a data file has its rows: give it as --data FILE")
-    rows = load_tasks(source, split=split, count=None if is_file else data.validation_count, seed=config.seed)
+    count = None if is_file else data.validation_count
+    rows = load_tasks(source, split=split, count=count, seed=config.seed, columns=data.columns)
     total, why = len(rows), ""
     if is_file and data.validation is None and is_checkpoint(config.agent.model):
         rows = split_rows(rows[: data.train_count], data.holdout, config.seed, key=row_key)[1]

@@ -1,6 +1,7 @@
 """The commands, and what each of them takes.
 
     agentfly train [CONFIG] [key=value ...] [--resume RUN] [--view] [--profile] [--dry-run]     CONFIG: a .toml file or a recipe
+    agentfly sweep [CONFIG] [key=value,value ...] [--at-once N] [--view] [--dry-run] [--json PATH]
     agentfly eval [CONFIG] [key=value ...] [--model PATH] [--chains K] [--json PATH]
     agentfly sft [CONFIG] [key=value ...] [--best K] [--min-reward R]         CONFIG may be a run with the chains to learn from
     agentfly dpo RUN [key=value ...] [--beta B] [--min-gap R]
@@ -33,9 +34,9 @@ from typing import TYPE_CHECKING
 
 from .. import __version__, plugins
 from ..errors import AgentFlyError, ConfigError, RankError
-from . import dashboard, envs, scale, search_server, train
+from . import dashboard, envs, scale, search_server, sweep, train
 from . import runs as run_commands
-from .train import separate_config, takes_config
+from .arguments import separate_config, takes_config
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -114,6 +115,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     train.add_parser(commands)
+    sweep.add_parser(commands)
     evaluate = commands.add_parser("eval", help="measure success and pass@k on held-out tasks")
     takes_config(evaluate)
     evaluate.add_argument("--model", help="evaluate this model or checkpoint instead of agent.model, or of a run's newest one")

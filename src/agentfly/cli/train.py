@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import AgentFlyError, ConfigError, RankError
 from . import dashboard, scale
+from .arguments import separate_config, takes_config
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,21 +47,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     train.add_argument("--view", action="store_true", help="show the run in a dashboard while it trains, and print its address")
     train.set_defaults(run=run_train)
-
-
-def takes_config(parser: argparse.ArgumentParser) -> None:
-    """Add the config file, which may be left out, and key=value words to a command."""
-    parser.add_argument(
-        "config", metavar="CONFIG", nargs="?", help="a .toml file, a run's folder or a recipe (agentfly recipes)"
-    )
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="set config keys: algorithm=ppo train.lr=1e-5")
-
-
-def separate_config(arguments: argparse.Namespace) -> None:
-    """`agentfly train data.train=rows.jsonl`: without a config file, the first word is a key=value too."""
-    first = arguments.config
-    if first is not None and "=" in first and not Path(first).is_file():
-        arguments.config, arguments.overrides = None, [first, *arguments.overrides]
 
 
 def run_train(arguments: argparse.Namespace) -> int:
