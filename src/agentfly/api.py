@@ -18,7 +18,8 @@ from . import plugins
 from .agents.base import BaseAgent
 from .aio.threads import run_to_end
 from .build import build_agent, build_tasks, hinted_fields, open_directory, trainable_engine
-from .config import SECTIONS, SELF, Config, apply_overrides, keys
+from .config import SECTIONS, Config, apply_overrides, keys
+from .config.sections import SELF
 from .data import check_fields
 from .engines import check_engine, check_trained_sampling
 from .errors import ConfigError
@@ -26,16 +27,17 @@ from .runs.checkpoints import list_checkpoints
 from .training import start
 from .training.cluster.join import joined_cluster
 from .training.draws import TaskDraws
-from .training.loop import TrainResult, run
+from .training.loop import run
 from .training.parts import open_parts
 from .training.ranks.roles import find_rank, follow_ranks, join_ranks, rank_model
 from .training.ranks.supervisor import report_directory
 from .training.stopping import StopSignals
 from .training.workers.engine import use_workers
 from .types import Task
-from .verl import train_verl
+from .verl.launch import train_verl
 from .watch.observers import Observers
 from .watch.progress import Progress
+from .watch.results import TrainResult
 
 if TYPE_CHECKING:
     from .learn.ranks.environment import ThisRank
@@ -148,8 +150,7 @@ def train_here(job: TrainJob, resume: str | Path | None, progress: Progress, ran
                     if ranks is not None:
                         ended.callback(ranks.end_ranks)
                     begin = start.start_over(parts) if checkpoint is None else start.resume(parts, checkpoint)
-                    result: TrainResult = run_to_end(run(parts, begin, signals))
-                    return result
+                    return run_to_end(run(parts, begin, signals))
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             if signals.received is None:
                 raise

@@ -50,16 +50,16 @@ ROOMS = {
     "agents": Room(8, 679),
     "envs": Room(8, 10_478),
     "learn": Room(8, 6_239),
-    "runs": Room(8, 3_066),
+    "runs": Room(8, 3_059),
     "pocket": Room(9, 260),
-    "watch": Room(9, 2_324),
-    "config": Room(9, 544),
+    "watch": Room(9, 2_393),
+    "config": Room(9, 567),
     "build": Room(10, 237),
     "planning": Room(10, 715),
-    "training": Room(11, 4_677),
-    "verl": Room(12, 1_290),
+    "training": Room(11, 4_614),
+    "verl": Room(12, 1_291),
     "health": Room(12, 974),
-    "api": Room(13, 165),
+    "api": Room(13, 166),
     "view": Room(13, 1_745),
     "cli": Room(14, 2_414),
     "__main__": Room(15, 8),
@@ -126,17 +126,16 @@ MAX_FILES_OF_A_FOLDER = 15
 MAX_LINES_OF_A_FILE = 450
 MAX_LINES_OF_A_FUNCTION = 80
 MAX_DOCSTRING_OF_A_MODULE = 12
-MAX_IMPORT_CHAIN = 29
-MAX_ANY = 544
+MAX_IMPORT_CHAIN = 27
+MAX_ANY = 516
 
 # What stands above a limit today. A row goes when its file, function, name or folder keeps the limit: the test asks for it.
 LONG_FILES: dict[str, int] = {
-    "config.py": 677,
     "engines/local/decode_batch.py": 487,
     "engines/local/engine.py": 592,
     "envs/check.py": 459,
     "render/template_marks.py": 537,
-    "runs/query.py": 611,
+    "runs/query.py": 603,
     "runs/store.py": 498,
     "verl/table.py": 589,
     "types.py": 590,

@@ -19,11 +19,12 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import WorldError, contained
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 IDLE_S = 30.0
 """A thread of the pool that has had no call for so long ends."""
 Done = Callable[[Any, BaseException | None], None]
@@ -298,7 +299,7 @@ def _nothing() -> None:
     """Wakes an event loop."""
 
 
-def run_to_end(work: Coroutine[Any, Any, Any]) -> Any:
+def run_to_end(work: Coroutine[object, object, T]) -> T:
     """Run a coroutine from synchronous code. If this thread already runs an event loop, a new thread runs the coroutine."""
     try:
         asyncio.get_running_loop()

@@ -279,8 +279,7 @@ class VllmEngine:
                 return ProbeAnswer(scored.scores, await self.generate(Request(ids, sampling)))
 
         try:
-            probe: ProbeAnswer = run_to_end(both())
-            return probe
+            return run_to_end(both())
         except TimeoutError:
             raise EngineError(f"vLLM did not answer the probe within {self._handover_s:g} s") from None
 

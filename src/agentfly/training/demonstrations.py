@@ -114,7 +114,7 @@ def _sampled(trajectory: Trajectory) -> tuple[int, ...]:
     return tuple(token for turn in trajectory.turns for token in turn.completion.token_ids)
 
 
-def _check_text(trajectory: Trajectory, tokenizer: Any, model: object) -> None:
+def _check_text(trajectory: Trajectory, tokenizer: object, model: object) -> None:
     """Raises DataError if the sampled ids of a chain are not its text under this tokenizer."""
     for turn in trajectory.turns:
         ids, text = list(turn.completion.token_ids), turn.completion.text
@@ -229,7 +229,7 @@ def _without(examples: Sequence[Message], messages: list[Message]) -> list[Messa
     return [*messages[:at], *messages[at + len(examples) :]] if shown else messages
 
 
-def _messages(row: Any, index: int) -> list[Message]:
+def _messages(row: object, index: int) -> list[Message]:
     messages = next((row[name] for name in MESSAGES if name in row), None) if isinstance(row, dict) else None
     if not isinstance(messages, list):
         raise DataError(f"row {index}: a demonstration is an object with a list 'messages' or 'conversations'")

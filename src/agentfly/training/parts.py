@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, cast
 from .. import plugins
 from ..agents.base import BaseAgent
 from ..build import adapt_model, build_hint, build_learner, build_plan
-from ..config import SELF, Config
+from ..config import Config
+from ..config.sections import SELF
 from ..protocols import Learner, ReplicatedEngine, TrainableEngine
 from ..rollout import Plan, check_prompts, open_task
 from ..runs import Recorder, RunDirectory, RunStore, StoreWriter

@@ -65,7 +65,7 @@ def rows_of(saved: Any) -> Read:
     return read
 
 
-def shard_like(target: Any, saved: Any) -> Any:
+def shard_like(target: object, saved: object) -> Any:
     """Returns what belongs to this rank of a saved tensor, sharded as `target` is; the tensor itself if that is not sharded."""
     if not hasattr(target, "to_local"):
         return saved

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ...agents.base import BaseAgent
 from ...aio.threads import run_to_end
 from ...build import build_learner
-from ...config import Config, FaultSettings, LearnerSettings
+from ...config import Config
+from ...config.sections import FaultSettings, LearnerSettings
 from ...errors import ConfigError
 from ...learn.ranks.environment import ThisRank, read_rank
 from ...protocols import ReplicatedEngine, TrainableEngine

@@ -185,12 +185,12 @@ class RolloutWorker:
         scores = await asyncio.to_thread(score_ids, engine.model, ids)
         return [scores, await engine.generate(Request(list(ids), sampling, session="probe"))]
 
-    async def do_rest(self, _: Any) -> None:
+    async def do_rest(self, _: object) -> None:
         """Free device memory for the learner until the next weights."""
         engine: Any = self._ready().engine
         await asyncio.to_thread(engine.rest)
 
-    async def do_figures(self, _: Any) -> dict[str, float]:
+    async def do_figures(self, _: object) -> dict[str, float]:
         """The figures of the environments since the last "mark"."""
         manager = self._ready().manager
         return {} if manager is None else manager.step_metrics()
@@ -284,7 +284,7 @@ def _sees_gpu(options: Mapping[str, Any]) -> bool:
     return torch.cuda.is_available()
 
 
-def device_of(engine: Any) -> str | None:
+def device_of(engine: object) -> str | None:
     """The identity of the GPU that an engine samples on, or None."""
     if "torch" not in sys.modules:
         return None
