@@ -93,8 +93,8 @@ def build_reference(config: Config, model: Any, tokenizer: Any = None) -> Any:
         return None
     if config.lora.rank and name == config.agent.model:
         return frozen_base(model)
-    given = (config.agent.max_context, engine_options(config.agent.engine).get("max_context"))
-    longest = min([context_of(model.config), *(limit for limit in given if limit)])
+    limits = (config.agent.max_context, engine_options(config.agent.engine).get("max_context"))
+    longest = min([context_of(model.config), *(limit for limit in limits if limit)])
     return open_reference(newest_of(name), model, tokenizer, longest)
 
 
@@ -108,8 +108,8 @@ def build_hint(config: Config, agent: BaseAgent) -> Prompts | None:
         replies = [at for at, message in enumerate(trajectory.messages) if message.role == "assistant"]
         first = replies[-len(trajectory.turns)] if len(replies) >= len(trajectory.turns) else len(trajectory.messages)
         *before, last = trajectory.messages[:first]
-        told = replace(last, content=f"{last.content}\n{hint.format_map(trajectory.task.fields)}")
-        return renderer.start([*before, last], agent.schemas), renderer.start([*before, told], agent.schemas)
+        hinted = replace(last, content=f"{last.content}\n{hint.format_map(trajectory.task.fields)}")
+        return renderer.start([*before, last], agent.schemas), renderer.start([*before, hinted], agent.schemas)
 
     return prompts
 
@@ -280,7 +280,7 @@ def held_out_tasks(config: Config, split: str, say: Callable[[str], None] | None
     """
     if config.data.sources:
         parts = [(each, replace(config, data=each.data)) for each in config.data.parts()]
-        tasks = [task for each, own in parts for task in _of_source(each, held_out_tasks(own, split, say))]
+        tasks = [task for each, of_source in parts for task in _of_source(each, held_out_tasks(of_source, split, say))]
         _refuse_shared_ids(tasks)
         return tasks
     data = config.data

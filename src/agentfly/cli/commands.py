@@ -176,9 +176,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _load(arguments: argparse.Namespace) -> Config:
     from ..config import Config
-    from ..learn.ranks.environment import read_place
+    from ..learn.ranks.environment import read_rank
 
-    if read_place() is not None:
+    if read_rank() is not None:
         raise ConfigError(f"agentfly {arguments.command} runs in one process: start it without torchrun")
     separate_config(arguments)
     if arguments.config is None and not arguments.overrides:
@@ -251,15 +251,15 @@ def _on_chains(arguments: argparse.Namespace) -> Config:
     from ..runs import RunReader
 
     config = _load(arguments)
-    run, given = Path(arguments.config or ""), {word.partition("=")[0] for word in arguments.overrides}
-    if "data.train" in given or not (run / "run.db").is_file():
+    run, changed = Path(arguments.config or ""), {word.partition("=")[0] for word in arguments.overrides}
+    if "data.train" in changed or not (run / "run.db").is_file():
         return config
     with RunReader(run) as reader:
         if not reader.num_chains():
             return config
-    own = {key.split(".")[1]: getattr(config.data, key.split(".")[1]) for key in given if key.startswith("data.")}
-    name = config.run.name if "run.name" in given else None
-    return replace(config, data=replace(DataSettings(), train=str(run), **own), run=replace(config.run, name=name))
+    settings = {key[5:]: getattr(config.data, key[5:]) for key in changed if key[:5] == "data."}
+    name = config.run.name if "run.name" in changed else None
+    return replace(config, data=replace(DataSettings(), train=str(run), **settings), run=replace(config.run, name=name))
 
 
 def _sft(arguments: argparse.Namespace) -> int:

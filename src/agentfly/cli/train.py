@@ -51,7 +51,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_train(arguments: argparse.Namespace) -> int:
     """Train in the way that the config and the options describe."""
-    from ..learn.ranks.environment import read_place
+    from ..learn.ranks.environment import read_rank
     from ..training.ranks.supervisor import report_to_supervisor, supervise_run
 
     report_to_supervisor()
@@ -61,10 +61,10 @@ def run_train(arguments: argparse.Namespace) -> int:
             return dry_run(arguments, config)
         if config.backend == "verl":
             return train_on_verl(arguments, config)
-        place = read_place()
-        if place is None and config.learner.ranks > 1:
+        this = read_rank()
+        if this is None and config.learner.ranks > 1:
             return supervise_run(arguments.words, config)
-        return train_locally(arguments, config) if place is None or place.rank == 0 else follow(config)
+        return train_locally(arguments, config) if this is None or this.rank == 0 else follow(config)
     except AgentFlyError:
         if os.environ.get("RANK", "0") != "0":
             time.sleep(RANK_0_S)  # rank 0 has the same config: it prints what is wrong with it, and ends this process
