@@ -87,7 +87,9 @@ def test_a_rank_that_ends_right_after_a_collective_ends_well() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_ranks_that_torchrun_starts_on_one_machine_listen_on_loopback_and_send_no_command_through_its_store(tmp_path: Path) -> None:
+def test_ranks_that_torchrun_starts_on_one_machine_listen_on_loopback_and_send_no_command_through_its_store(
+    tmp_path: Path,
+) -> None:
     """torchrun's store listens on every interface."""
     script = tmp_path / "rank.py"
     script.write_text(

@@ -247,8 +247,8 @@ def _open_store(place: Place, timeout: timedelta) -> Any:
     """Returns the store where the ranks meet: rank 0 serves it on the address of the group, or on loopback under torchrun.
 
     torch's own server listens on every interface, and commands to the ranks go through the store. Under torchrun on one machine
-    it carries the port of rank 0's store alone. It is still the store of ranks on several machines that torchrun has started, or
-    that are given a host name, whose address on rank 0's machine may be that of loopback.
+    it carries the port of rank 0's store alone. It is the store of ranks on several machines that torchrun has started, or that
+    are given a host name, whose address on rank 0's machine may be that of loopback.
     """
     host, _, port = place.address.rpartition(":")
     one_machine = place.local_size == place.size
