@@ -42,7 +42,7 @@ ROOMS = {
     "sandbox": Room(5, 2_790),
     "engines": Room(5, 4_747),
     "resources": Room(6, 3_808),
-    "rewards": Room(6, 2_304),
+    "rewards": Room(6, 2_330),
     "fleet": Room(7, 1_300),
     "faults": Room(6, 110),
     "testing": Room(7, 190),

@@ -27,7 +27,7 @@ from ..function import FunctionReward
 from .math_compare import boxed_spans, expression_of, is_answer, last_boxed, plain_signs, same_answer
 from .math_form import stands_in
 from .math_parse import MAX_LENGTH
-from .math_words import SCALES, is_significant, plain_numbers, spelled_number
+from .math_words import SCALES, UNITS, is_significant, plain_numbers, spelled_number
 
 __all__ = ["extract_answer", "last_boxed", "math_equal", "same_answer", "tagged_answer"]
 
@@ -56,15 +56,22 @@ _RUN = re.compile(  # a number or a calculation, with the signs around it
 _LEAD = re.compile(r"(?:[=:,)\]}!' ]|\.(?!\d))*")
 _ARROW = re.compile(r"[=-]>|[→⇒∴]|\\[\[\]()]")
 _UNIT_POWER = re.compile(r"(?<=(?<![A-Za-z])[cmk]m)\^\{?[23]\}?|(?<=(?<![A-Za-z])m)\^\{?[23]\}?|(?<=ft|in|yd)\^\{?[23]\}?")
+_STRUCK = re.compile(  # what a page does not show, or shows as struck out
+    r"~~[^~\n]{1,200}~~|\\(?:sout|[bx]?cancel|phantom)\s?\{[^{}]{0,200}\}|<!--(?:[^-]|-(?!->)){0,300}-->"
+    r"|<(?:s|del|strike)>[^<]{0,200}</(?:s|del|strike)>|(?m:^%[^\n]*$)",
+    re.I,
+)
 _TERM = re.compile(r"(?<![A-Za-z])[b-zB-HJ-Z\d)]\s?$")  # a variable or a number, but not the words "a" and "I"
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(*])|\n")
 _GAP = 80
 _SPELLED = re.compile(
-    r"(\b(?:or|maybe|perhaps|possibly|unless it is) )((?:twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety)[\w-]*)", re.I
+    r"(\b(?:or|maybe|perhaps|possibly|unless it is|alternatively|otherwise|else|actually|guess)(?: is|[:,])? )"
+    r"((?:twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety)[\w-]*)",
+    re.I,
 )
 _NOT = re.compile(
-    r"(?:\b(?:not|never|cannot|neither|nor|except|other than|rather than|instead of|anything but"
-    r"|no es|no son|nicht|keine?|n['’]est pas|non è|não é|não|не)\b|不是|n['’]t\b|≠|!=|\\neq?\b)"
+    r"(?:\b(?:not|never|hardly|cannot|neither|nor|except|other than|rather than|instead of|anything but"
+    r"|no es|no son|nicht|keine?|n['’]est pas|non è|não é|não|не)\b|不是|n['’]t\b|≠|¬|!=|\\neq?\b)"
     r"[^\w\n]{0,4}(?:(?:be|equals?|to|the|number|value|answer|exactly|actually|really|simply|quite|a|is|it|think|believe|correct|"
     r"right|result|as|that|possibly)[^\w\n]{1,4}){0,6}$",
     re.I,
@@ -72,6 +79,9 @@ _NOT = re.compile(
 _WRONG = re.compile(
     r"[^\w.\n]{0,4}(?:[a-z]{1,15}[^\w.\n]{1,3}){0,3}?(?:"
     r"(?:is|are|was|be|would be|must be|seems|looks)\s(?:(?:definitely|clearly|also|just)\s)?(?:wrong|incorrect|mistaken|false)"
+    r"|(?:is|are|was|seems|looks)\s(?:\w{1,10}\s)?too\s(?:low|high|small|large|big|much|many|little|few)"
+    r"|(?:[a-z]{1,15},?\s){0,5}?(?:but|though|although|yet|however),?\s(?:it|that|this)\s(?:is|was|must be|seems)\s"
+    r"(?:wrong|incorrect|false)"
     r"|(?:(?:is|are|was)\s(?:definitely\s|clearly\s)?not|isn['’]t|aren['’]t|wasn['’]t|cannot be|can['’]t be|could not be)\s"
     r"(?:the\s|a\s)?(?:\w{1,10}\s)?(?:answer|right|correct|true|it|possible|valid|result)|\((?:wrong|incorrect|false)"
     r")\b",
@@ -86,7 +96,7 @@ _BOUND = re.compile(
     re.I,
 )
 _OPEN_END = re.compile(
-    r"\+|[^\w.\n]{0,3}(?:[a-z]{1,15}\s){0,2}?(?:or|and)\s(?:more|less|fewer|above|below|over|under|up|higher|lower|greater)\b",
+    r"\+|\s(?:degrees\s)?below\s(?:zero|freezing)\b|[^\w.\n]{0,3}(?:[a-z]{1,15}\s){0,2}?(?:or|and)\s(?:more|less|fewer|above|below|over|under|up|higher|lower|greater)\b",
     re.I,
 )
 _MINUS = re.compile(r"\b(?:minus|negative)\s$", re.I)
@@ -100,7 +110,7 @@ _OFFER = re.compile(
 )
 _HEDGED = re.compile(  # "possibly 25", "my second guess is 25": another number in the place of an answer
     r"\b(?:(\d[\d,.]*) (?:as|is|being) (?:the|a|my) (?:runner-up|backup|fallback|alternative|second \w+)"
-    r"|(?:alternat(?:ive|ively|e)|otherwise|failing that|aka|plan b|maybe|perhaps|possibly|(?:not|un)\s?(?:sure|certain)"
+    r"|(?:alternat(?:ive|ively|e)|otherwise|else|failing that|aka|plan b|maybe|perhaps|possibly|(?:not|un)\s?(?:sure|certain)"
     r"|unless|back-?up|fall-?back|(?:also|or) (?:consider|accept|try|take|allow)"
     r"|(?:could|might|may|can)(?: also| well| just as well| equally)? (?:be|equal)|(?:or|else) (?:else|even|it)"
     r"|(?:second|2nd|other|another|next|backup|fallback|alternate|different|my|also) (?:\w+ )?"
@@ -109,7 +119,9 @@ _HEDGED = re.compile(  # "possibly 25", "my second guess is 25": another number 
     r"|if (?:not|that|this|it)\b(?: is|'s)?(?: (?:wrong|not|incorrect|false))?)\b"
     r"[^\w\n]{0,4}(?:(?:it|is|it['’]s|was|the|a|be|as|of|about|answer|value|that|might|could|may|also|equal|to|then|try|take|number)"
     r"[^\w\n]{1,4}){0,4}"
-    r"(\d[\d,.]*))",
+    r"(\d[\d,.]*)"
+    r"|(?:wait|actually|correction|scratch that|oops|sorry|on second thought|make that|i mean)[^\w\n]{1,4}"
+    r"(?:(?:no|actually|it|is|it['’]s|the|answer|should|must|be)[^\w\n]{1,4}){0,5}(\d[\d,.]*)(?!\s?[\w*/+^=-]))",
     re.I,
 )
 _RIVAL = re.compile(r"\b(?:second|2nd|other|another|next|backup|fallback|alternate|alternative|possible)\s$", re.I)
@@ -155,6 +167,7 @@ def find_answers(prediction: str, nesting: int = 0) -> list[str]:
     """The answer of a prediction; several if it offers several, none if it denies what it names. Only the end is read: an
     answer comes last, and a ramble must not cost more."""
     prediction = prediction[-MAX_PREDICTION:]
+    prediction = prediction if nesting else _STRUCK.sub(" ", prediction)
     if nesting > MAX_NESTING:
         return []
     inner = tagged_answer(prediction) if nesting < 3 else None
@@ -188,8 +201,19 @@ def _agree(found: Sequence[str], reference: str, question: object) -> bool:
 
 
 def _copied(found: str, reference: str, question: Any) -> bool:
-    tree = expression_of(found) if isinstance(question, str) and question else None
-    return tree is not None and stands_in(plain_signs(question[:MAX_LENGTH]), tree, expression_of(reference))
+    if not isinstance(question, str) or not question:
+        return False
+    tree, question = expression_of(found), plain_signs(question[:MAX_LENGTH])
+    if tree is not None and stands_in(question, tree, expression_of(reference)):
+        return True
+    found, units = found.strip(" ."), {_unit_of(found), _unit_of(reference)}
+    if len(units) < 2 or None in units:
+        return False
+    return bool(re.search(rf"(?<![\w./]){re.escape(found)}(?!\w)", question))  # asks for the amount in another unit
+
+
+def _unit_of(text: str) -> str | None:
+    return next((word for word in re.findall(r"[a-z]+", text.lower()) if word in UNITS), None)
 
 
 def _reference(answer: str) -> str:
@@ -295,7 +319,9 @@ def _second_thoughts(text: str) -> list[str]:
     """The number that the text behind an answer offers in its place: "Second guess: 25"."""
     first = re.search(r"\d", text)
     start = 0 if first is None or text[:1] == " " else first.end()
-    match = _HEDGED.search(text[:MAX_PREDICTION], start)
+    match = _HEDGED.search(
+        _SPELLED.sub(lambda found: found.group(1) + spelled_number(found.group(2)), text[:MAX_PREDICTION]), start
+    )
     return [match.group(match.lastindex or 0).rstrip(".,")] if match else []
 
 

@@ -129,7 +129,7 @@ def _path_form(path: str) -> str:
     return f"the tests use {path}, which acts on the process that they run in" if above & ONE_PROCESS else ""
 
 
-def _named_form(source: Any, node: Any) -> str:
+def _named_form(source: Any, node: ast.Name | ast.Attribute) -> str:
     path = source.dotted(node)
     if id(node) not in source.inner and (form := _path_form(path)):
         return form
