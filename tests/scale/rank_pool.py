@@ -36,8 +36,6 @@ def run_pool(folder: Path, sizes: Sequence[int], device: str = "cpu", pattern: s
     words = [sys.executable, "-m", "tests.scale.rank_pool", str(folder)]
     words += [",".join(f"{free_port()}" for _ in sizes), device, pattern, *map(str, sizes)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    if sys.platform == "linux":  # gloo takes the interface of the host's name, which may not resolve
-        environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     process = subprocess.Popen(words, cwd=ROOT, env=environ, start_new_session=True)
     try:
         status = process.wait(PATIENCE_S)

@@ -346,8 +346,7 @@ def _describe(kind: str, name: str) -> str:
     except AgentFlyError as error:
         return f"({error})"
     if kind == "algorithms":
-        per_turn = " Per turn: loss.turn_credit." if "turn_credit" in thing.reads else ""
-        return f"{thing.description}{per_turn} {thing.paper}"
+        return f"{thing.description} {thing.paper} ({thing.parts})"
     text = getattr(thing, "description", None) or getattr(thing, "__doc__", None) or ""
     return str(text).strip().partition("\n")[0]
 

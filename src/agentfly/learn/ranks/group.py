@@ -43,6 +43,8 @@ IDLE_S = 5.0
 """Seconds that `close` waits for the threads of gloo."""
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 """A variable that torchrun sets if it serves the store."""
+PORT_KEY = "agentfly port"
+"""Where torchrun's store holds the port of rank 0's store, if all ranks are on one machine."""
 _dist: Any = dist  # names that its stubs do not export
 KEPT = 64
 """Commands that the store keeps: each one ends with a collective, so no rank is further behind."""
@@ -73,6 +75,9 @@ class RankGroup(LearnerGroup):
         except ConfigError as error:
             problem = error
         timeout = timedelta(seconds=timeout_s)
+        if this.local_size == this.size and sys.platform == "linux":
+            # gloo would take the interface of the host's name, which may not resolve.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         try:
             base = _open_store(this, timeout)
             if chosen.type == "cuda":
@@ -239,14 +244,25 @@ class RankGroup(LearnerGroup):
 
 
 def _open_store(this: ThisRank, timeout: timedelta) -> Any:
-    """Returns the store where the ranks meet. Rank 0 serves it on the address of the group; torchrun serves it by itself.
+    """Returns the store where the ranks meet: rank 0 serves it on the address of the group, or on loopback under torchrun.
 
-    torch's own server listens on every interface, and commands to the ranks go through it. It still does so if ranks on several
-    machines are given a host name, whose address on rank 0's machine may be that of loopback.
+    torch's own server listens on every interface, and commands to the ranks go through the store. Under torchrun on one machine
+    it carries the port of rank 0's store alone. It is the store of ranks on several machines that torchrun has started, or that
+    are given a host name, whose address on rank 0's machine may be that of loopback.
     """
     host, _, port = this.address.rpartition(":")
-    if os.environ.get(AGENT_STORE) == "True" or (this.local_size < this.size and not _is_address(host)):
-        return next(_dist.rendezvous("env://", this.rank, this.size, timeout=timeout))[0]
+    one_machine = this.local_size == this.size
+    if os.environ.get(AGENT_STORE) == "True" or not (one_machine or _is_address(host)):
+        met = next(_dist.rendezvous("env://", this.rank, this.size, timeout=timeout))[0]
+        if not one_machine:
+            return met
+        host = "127.0.0.1"
+        if this.rank:
+            port = met.get(PORT_KEY).decode()
+        else:
+            store = serve_store(host, timeout=timeout)
+            met.set(PORT_KEY, f"{store.port}")
+            return store
     if this.rank:
         return _dist.TCPStore(host, int(port), this.size, False, timeout)
     return serve_store(host, int(port), timeout)

@@ -244,8 +244,6 @@ class LocalRanks:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": f"{free_port()}",
         }
-        if sys.platform == "linux":  # gloo takes the interface of the host's name, which may not resolve
-            environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if self._threads is None:  # as many as cores, over all ranks
             environ.setdefault("OMP_NUM_THREADS", f"{max(1, _cores() // self._ranks)}")
         group: list[Rank] = []
