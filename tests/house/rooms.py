@@ -37,7 +37,7 @@ ROOMS = {
     "recipes": Room(2, 91),
     "data": Room(3, 318),
     "tools": Room(4, 1_360),
-    "render": Room(4, 4_142),
+    "render": Room(4, 4_160),
     "kernels": Room(4, 1_314),
     "sandbox": Room(5, 2_790),
     "engines": Room(5, 4_764),
