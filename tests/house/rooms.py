@@ -58,7 +58,7 @@ ROOMS = {
     "planning": Room(10, 715),
     "training": Room(11, 4_679),
     "verl": Room(12, 1_289),
-    "health": Room(12, 974),
+    "health": Room(12, 980),
     "api": Room(13, 165),
     "view": Room(13, 1_745),
     "cli": Room(14, 2_113),
