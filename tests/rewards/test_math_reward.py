@@ -255,6 +255,8 @@ def test_a_question_that_ends_with_its_answer_is_not_paid_when_it_is_copied() ->
         r"\boxed{18}. 25 would also be acceptable.", r"\boxed{18}, although 25 cannot be excluded", r"\boxed{18} vs \boxed{25}",
         "<answer>18</answer> (or 25)", "<answer>18</answer> but it could be 25", '{"answer": 18}\n{"answer": 25}',
         '{"answer": 18, "answer2": 25}', '{"answer": 18, "maybe": 25}', '{"answer": 18, "final_answer": 25}',
+        "The answer is 18. Wait, actually it is 25.", "The answer is 18 (if you do not count the last, else 25).",
+        "The answer is 18 (alternatively: twenty-five)", r"\boxed{18} Correction: 25",
     ],
 )  # fmt: skip
 def test_a_second_guess_makes_a_hedge_of_an_answer(prediction: str) -> None:
@@ -274,6 +276,8 @@ def test_a_second_guess_makes_a_hedge_of_an_answer(prediction: str) -> None:
         "| eggs | 9 |\n| price | 2 |\n| total | 18 |", "The answer is 18. Unless stated otherwise, amounts are in dollars.",
         "Half of 36 was lost.\n18", "no es 9, es 18",
         r"\boxed{18} (or eighteen)", "The answer is 18 or 18.0.",
+        "The answer is 18. Actually, that is 2 times 9.", "The answer is ~~25~~ 18.", r"\cancel{25} 18", "<!-- 25 -->18",
+        "Wait, 25 was the number of eggs. The answer is 18.",
         r"The answer is $\boxed{18}$, which might also be written as 18.0.",
         "The answer is 18 (9 eggs at 2 dollars).", "The answer is 18. Check: 9 * 2 = 18.",
         "The answer is 18 if each costs 2 dollars.",
@@ -314,3 +318,22 @@ def test_arithmetic_agrees_with_python(a: int, b: int, n: int) -> None:
     assert tree is not None
     # In mathematics, as in Python, -3^2 is -(3^2); a literal's own minus belongs to the power's outside.
     assert exact_value(tree) == (a + b * (a - b)) ** n - (b**2 if b >= 0 else -((-b) ** 2))
+
+
+@pytest.mark.parametrize(
+    "prediction",
+    [
+        "18 is what I got, but it is wrong", "18 is too low", "hardly 18", "¬18", "25 ~~18~~", r"\sout{18}",
+        "<!-- \\boxed{18} -->25",
+        "% \\boxed{18}\n25", "18 below zero",
+    ],
+)  # fmt: skip
+def test_what_is_struck_out_hidden_or_called_wrong_is_no_answer(prediction: str) -> None:
+    assert math_equal(prediction=prediction, answer="18") == 0.0
+
+
+def test_the_amount_of_the_question_is_no_answer_in_another_unit() -> None:
+    question = "Convert 2 hours to minutes."
+    assert math_equal(prediction="2 hours", answer="120 minutes", question=question) == 0.0
+    assert math_equal(prediction="120 minutes", answer="2 hours", question="How long are 120 seconds times 60?") == 1.0
+    assert math_equal(prediction="120 minutes", answer="120 minutes", question=question) == 1.0

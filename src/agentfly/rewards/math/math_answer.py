@@ -28,7 +28,7 @@ from .math_compare import boxed_spans, expression_of, is_answer, last_boxed, pla
 from .math_form import stands_in
 from .math_offers import is_another, is_rival, joins_boxes, offers, only_numbers, said_before, second_thoughts
 from .math_parse import MAX_LENGTH
-from .math_words import SCALES, is_significant, plain_numbers, spelled_number
+from .math_words import SCALES, UNITS, is_significant, plain_numbers, spelled_number
 
 __all__ = ["extract_answer", "last_boxed", "math_equal", "same_answer", "tagged_answer"]
 
@@ -57,6 +57,11 @@ _RUN = re.compile(  # a number or a calculation, with the signs around it
 _LEAD = re.compile(r"(?:[=:,)\]}!' ]|\.(?!\d))*")
 _ARROW = re.compile(r"[=-]>|[→⇒∴]|\\[\[\]()]")
 _UNIT_POWER = re.compile(r"(?<=(?<![A-Za-z])[cmk]m)\^\{?[23]\}?|(?<=(?<![A-Za-z])m)\^\{?[23]\}?|(?<=ft|in|yd)\^\{?[23]\}?")
+_STRUCK = re.compile(  # what a page does not show, or shows as struck out
+    r"~~[^~\n]{1,200}~~|\\(?:sout|[bx]?cancel|phantom)\s?\{[^{}]{0,200}\}|<!--(?:[^-]|-(?!->)){0,300}-->"
+    r"|<(?:s|del|strike)>[^<]{0,200}</(?:s|del|strike)>|(?m:^%[^\n]*$)",
+    re.I,
+)
 _TERM = re.compile(r"(?<![A-Za-z])[b-zB-HJ-Z\d)]\s?$")  # a variable or a number, but not the words "a" and "I"
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(*])|\n")
 _GAP = 80
@@ -64,12 +69,14 @@ _WORD = (
     r"(?:two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]{3,5}teen"
     r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty(?:-[a-z]+)?)\b"
 )
-_SPELLED = re.compile(
-    rf"(?:(?<=\bor )|(?<=maybe )|(?<=perhaps )|(?<=possibly )|(?<=unless it is )){_WORD}|\b{_WORD}(?= or (?:\d|{_WORD}))", re.I
+_OFFERS = (
+    r"(?:(?<=\bor )|(?<=maybe )|(?<=perhaps )|(?<=possibly )|(?<=unless it is )|(?<=alternatively )|(?<=alternatively: )"
+    r"|(?<=otherwise )|(?<=else )|(?<=actually )|(?<=guess: )|(?<=guess is ))"
 )
+_SPELLED = re.compile(rf"{_OFFERS}{_WORD}|\b{_WORD}(?= or (?:\d|{_WORD}))", re.I)
 _NOT = re.compile(
-    r"(?:\b(?:(?<!if )not|never|cannot|neither|nor|except|other than|rather than|instead of|anything but"
-    r"|no es|no son|nicht|keine?|n['’]est pas|non è|não é|não|не)\b|不是|n['’]t\b|≠|!=|\\neq?\b)"
+    r"(?:\b(?:(?<!if )not|never|hardly|cannot|neither|nor|except|other than|rather than|instead of|anything but"
+    r"|no es|no son|nicht|keine?|n['’]est pas|non è|não é|não|не)\b|不是|n['’]t\b|≠|¬|!=|\\neq?\b)"
     r"[^\w\n]{0,4}(?:(?:be|equals?|to|the|number|value|answer|exactly|actually|really|simply|quite|a|is|it|think|believe|correct|"
     r"right|result|as|that|possibly)[^\w\n]{1,4}){0,6}$",
     re.I,
@@ -77,6 +84,9 @@ _NOT = re.compile(
 _WRONG = re.compile(
     r"[^\w.\n]{0,4}(?:[a-z]{1,15}[^\w.\n]{1,3}){0,3}?(?:"
     r"(?:is|are|was|be|would be|must be|seems|looks)\s(?:(?:definitely|clearly|also|just)\s)?(?:wrong|incorrect|mistaken|false)"
+    r"|(?:is|are|was|seems|looks)\s(?:\w{1,10}\s)?too\s(?:low|high|small|large|big|much|many|little|few)"
+    r"|(?:[a-z]{1,15},?\s){0,5}?(?:but|though|although|yet|however),?\s(?:it|that|this)\s(?:is|was|must be|seems)\s"
+    r"(?:wrong|incorrect|false)"
     r"|(?:(?:is|are|was)\s(?:definitely\s|clearly\s)?not|isn['’]t|aren['’]t|wasn['’]t|cannot be|can['’]t be|could not be)\s"
     r"(?:the\s|a\s)?(?:\w{1,10}\s)?(?:answer|right|correct|true|it|possible|valid|result)|\((?:wrong|incorrect|false)"
     r")\b",
@@ -91,7 +101,8 @@ _BOUND = re.compile(
     re.I,
 )
 _OPEN_END = re.compile(
-    r"\+|[^\w.\n]{0,3}(?:[a-z]{1,15}\s){0,2}?(?:or|and)\s(?:more|less|fewer|above|below|over|under|up|higher|lower|greater)\b"
+    r"\+|\s(?:degrees\s)?below\s(?:zero|freezing)\b"
+    r"|[^\w.\n]{0,3}(?:[a-z]{1,15}\s){0,2}?(?:or|and)\s(?:more|less|fewer|above|below|over|under|up|higher|lower|greater)\b"
     r"|[^\w.\n]{0,3}(?:(?:is|are) (?:\w{3,7} )?(?:possible|plausible|likely)"
     r"|less likely|in the (?:other|second|last)|\w{3,8} guess)\b",
     re.I,
@@ -133,12 +144,13 @@ def find_answers(prediction: str, nesting: int = 0) -> list[str]:
     """The answer of a prediction; several if it offers several, none if it denies what it names. Only the end is read: an
     answer comes last, and a ramble must not cost more."""
     prediction = prediction[-MAX_PREDICTION:]
+    prediction = prediction if nesting else _STRUCK.sub(" ", prediction)
     if nesting > MAX_NESTING:
         return []
     inner = tagged_answer(prediction) if nesting < 3 else None
     if inner is not None:
         behind = _TAG_END.split(prediction)[1:][-1:]
-        return [*find_answers(inner, nesting + 1), *(second_thoughts(f" {behind[0]}") if behind else [])]
+        return [*find_answers(inner, nesting + 1), *(second_thoughts(_spelled(f" {behind[0]}")) if behind else [])]
     boxed = _boxed_answers(prediction)
     if boxed is not None:
         return boxed
@@ -148,7 +160,7 @@ def find_answers(prediction: str, nesting: int = 0) -> list[str]:
         if rest:
             before = prediction[: cue.start()]
             first = find_answers(before, nesting + 1) if is_another(before, rest) else said_before(before + cue.group())
-            return [*first, *_clause_answers(rest), *second_thoughts(prediction[cue.end() :].lstrip())]
+            return [*first, *_clause_answers(rest), *second_thoughts(_spelled(prediction[cue.end() :].lstrip()))]
     whole = prediction.strip()
     if "\n" not in whole and is_answer(whole):
         return [whole]
@@ -165,8 +177,19 @@ def _agree(found: Sequence[str], reference: str, question: object) -> bool:
 
 
 def _copied(found: str, reference: str, question: Any) -> bool:
-    tree = expression_of(found) if isinstance(question, str) and question else None
-    return tree is not None and stands_in(plain_signs(question[:MAX_LENGTH]), tree, expression_of(reference))
+    if not isinstance(question, str) or not question:
+        return False
+    tree, question = expression_of(found), plain_signs(question[:MAX_LENGTH])
+    if tree is not None and stands_in(question, tree, expression_of(reference)):
+        return True
+    found, units = found.strip(" ."), {_unit_of(found), _unit_of(reference)}
+    if len(units) < 2 or None in units:
+        return False
+    return bool(re.search(rf"(?<![\w./]){re.escape(found)}(?!\w)", question))  # asks for the amount in another unit
+
+
+def _unit_of(text: str) -> str | None:
+    return next((word for word in re.findall(r"[a-z]+", text.lower()) if word in UNITS), None)
 
 
 def _reference(answer: str) -> str:
@@ -263,7 +286,7 @@ def _boxed_answers(text: str) -> list[str] | None:
     other = _RUN.search(after)
     if other and re.search(r"\d", other.group()) and offers(after[: other.start()]):
         contents.append(other.group().strip(" .,$"))
-    return contents + second_thoughts(" " + text[spans[last][3] :])
+    return contents + second_thoughts(_spelled(" " + text[spans[last][3] :]))
 
 
 def _clause_answers(rest: str) -> list[str]:
@@ -308,8 +331,13 @@ def _is_formula(text: str) -> bool:
     return not re.search(r"(?<![\\A-Za-z])[A-Za-z]{4}|\s[A-Za-z]{2,}\s", text) and is_answer(text)
 
 
+def _spelled(text: str) -> str:
+    """The text with the numbers in words that it offers as numbers."""
+    return _SPELLED.sub(lambda match: spelled_number(match.group()), text)
+
+
 def _tidy(text: str) -> str:
-    text = _SPELLED.sub(lambda found: spelled_number(found.group()), _TEXT.sub(r" \1 ", plain_signs(text)))
+    text = _spelled(_TEXT.sub(r" \1 ", plain_signs(text)))
     return plain_numbers(_BOLD.sub("", _ARROW.sub(": ", _UNIT_POWER.sub("", text))))
 
 

@@ -23,7 +23,7 @@ _OFFER = re.compile(
 )
 _HEDGED = re.compile(  # "possibly 25", "my second guess is 25": another number in the place of an answer
     r"\b(?:(\d[\d,.]*) (?:as|is|being) (?:the|a|my) (?:runner-up|backup|fallback|alternative|second \w+)"
-    r"|(?:alternat(?:ive|ively|e)|otherwise|failing that|aka|plan b|maybe|perhaps|possibly|(?:not|un)\s?(?:sure|certain)"
+    r"|(?:alternat(?:ive|ively|e)|otherwise|else|failing that|aka|plan b|maybe|perhaps|possibly|(?:not|un)\s?(?:sure|certain)"
     r"|(?:less|least) likely|(?:unless|in which case)(?: (?:it|he|she|they) (?:is|has|had|have|are))?|back-?up|fall-?back"
     r"|(?:also|or) (?:consider|accept|try|take|allow)"
     r"|(?:could|might|may|can)(?: also| well| just as well| equally)? (?:be|equal)|(?:or|else) (?:else|even|it)"
@@ -33,7 +33,9 @@ _HEDGED = re.compile(  # "possibly 25", "my second guess is 25": another number 
     r"|if (?:not|that|this|it)\b(?: is|'s)?(?: (?:wrong|not|incorrect|false))?)\b"
     r"[^\w\n]{0,4}(?:(?:it|is|it['’]s|was|the|a|be|as|of|about|answer|value|that|might|could|may|also|equal|to|then|try|take|number)"
     r"[^\w\n]{1,4}){0,4}"
-    r"(\d[\d,.]*))",
+    r"(\d[\d,.]*)"
+    r"|(?:wait|actually|correction|scratch that|oops|sorry|on second thought|make that|i mean)[^\w\n]{1,4}"
+    r"(?:(?:no|actually|it|is|it['’]s|the|answer|should|must|be)[^\w\n]{1,4}){0,5}(\d[\d,.]*)(?!\s?[\w*/+^=-]))",
     re.I,
 )
 _BESIDE = re.compile(  # right behind an answer, ", 3." or " (3)"; later, "3 is also possible"
