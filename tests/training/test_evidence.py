@@ -6,6 +6,7 @@ import asyncio
 import math
 import random
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from agentfly.learn.model.evidence import OFTEN, RATIOS, fit, token_fit
 from agentfly.training.evidence import (
     ALL_UNTIL,
     COPY,
+    EARLY,
+    EARLY_TOKENS,
     FULL,
     HALF,
     PROOF,
@@ -25,8 +28,10 @@ from agentfly.training.evidence import (
     format_of,
     gap_limit,
     is_biased,
+    sampler_rows,
 )
 from agentfly.types import Completion, Request, Sampling, TokenFit
+from tests.learn.chains import chain_of_ids
 
 
 def test_the_limit_of_the_gap_follows_from_the_format_and_the_first_gap() -> None:
@@ -171,6 +176,19 @@ def test_an_engine_that_becomes_stale_late_is_found() -> None:
     fresh = Freshness()
     assert all(fresh.add(answers("new", 1e-4, seed), gap_of(1e-4)) for seed in range(100))
     assert not all(fresh.add(answers("old", 1e-4, seed), gap_of(1e-4)) for seed in range(100, 102))
+
+
+def test_the_first_updates_test_chains_up_to_a_budget_and_later_ones_few() -> None:
+    chains = [chain_of_ids([1] * 100, [5] * 28, 0.0, number=number) for number in range(620)]
+    early = sampler_rows(chains, 0)
+    assert len(early) * 128 >= EARLY_TOKENS
+    late = sampler_rows(chains, EARLY)
+    assert 8 < len(late) < 40
+    assert {row.trajectory for row in early} & {row.trajectory for row in late}
+    dearer = [replace(each, reward=float(number)) for number, each in enumerate(chains[::-1])]
+    for updates in (0, EARLY):
+        names = [row.trajectory for row in sampler_rows(chains, updates)]
+        assert [row.trajectory for row in sampler_rows(dearer, updates)] == names, "neither rewards nor the order decide"
 
 
 def reply_of(token_ids: list[int], version: int) -> Completion:

@@ -11,13 +11,15 @@ from __future__ import annotations
 import asyncio
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ..errors import RolloutError
+from ..learn.samples import opening_row
 from ..protocols import TrainableEngine
-from ..types import Completion, Request, Sampling, TokenFit, Trajectory
+from ..types import Completion, Request, Sample, Sampling, TokenFit, Trajectory
 
 SIGMAS = 6.0
 """Standard errors that a mean may be off."""
@@ -25,6 +27,8 @@ PROOF = 23.0
 """Evidence that proves another sampler: a sound run shows so much with a probability of e^-23, 1e-10, per step."""
 EVERY, MOST_TOKENS = 31, 512
 """Of one chain in `EVERY`, the first tokens test the sampler: a forward pass of so few takes a hundredth of an update."""
+EARLY, EARLY_TOKENS = 3, 4096
+"""Before so many updates, chains with so many tokens in all test it: a sampler that is wrong is mostly wrong from the start."""
 PROMPT_TOKENS, REPLY_TOKENS = 24, 5
 """Tokens of a probe. Each token of the replies is a pass of the engine: several short replies cost less than a long one."""
 CHAINS_PER_PROBE, MIN_PROBES, MAX_PROBES = 32, 4, 8
@@ -132,9 +136,14 @@ class Freshness:
         return score > -self.SIGMAS * math.sqrt(variance) and self.score > -self.SIGMAS * math.sqrt(self.variance)
 
 
-def tests_sampler(trajectory: Trajectory) -> bool:
-    """Whether a chain's tokens test the sampler. Its name alone decides: chosen by its reward, they are no fair sample."""
-    return zlib.crc32(trajectory.id.encode()) % EVERY == 0
+def sampler_rows(chains: Iterable[Trajectory], updates: int) -> list[Sample]:
+    """Openings of the chains that test the sampler. Names choose them: chosen by reward, their tokens are no fair sample."""
+    room, rows = EARLY_TOKENS if updates < EARLY else 0, []
+    for number, chain in sorted(((zlib.crc32(chain.id.encode()), chain) for chain in chains), key=itemgetter(0)):
+        if (room > 0 or number % EVERY == 0) and (row := opening_row(chain, MOST_TOKENS)) is not None:
+            rows.append(row)
+            room -= len(row.token_ids)
+    return rows
 
 
 @dataclass(slots=True)

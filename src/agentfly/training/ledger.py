@@ -20,13 +20,12 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
 from ..errors import InvariantError
-from ..learn.samples import opening_row, row_of
+from ..learn.samples import row_of
 from ..protocols import Learner, ReplicatedEngine, TrainableEngine
 from ..types import Completion, Outcome, Sample, TokenFit, Trajectory
 from .evidence import (
     COPY,
     FULL,
-    MOST_TOKENS,
     PROOF,
     Drawn,
     EngineProbe,
@@ -35,7 +34,7 @@ from .evidence import (
     gap_limit,
     is_biased,
     is_partly_stale,
-    tests_sampler,
+    sampler_rows,
 )
 
 REMEMBERED = 100_000
@@ -189,9 +188,8 @@ class Ledger:
         """
         replies = [reply for reply in replies if reply.token_ids and set(reply.versions) == {learner.version}]
         chains = [] if self.max_lag != 0 or self.truncates else [chain for group in groups for chain in group]
-        openings = [opening_row(chain, MOST_TOKENS) for chain in chains if tests_sampler(chain)]
         rows = [row_of([(probe.prompt_ids, reply.token_ids, reply.logprobs)]) for reply in replies]
-        rows += [row for row in openings if row is not None]
+        rows += sampler_rows(chains, learner.version)
         if not rows:
             return {}
         num_drawn = 0 if self.truncates else len(rows) - (0 if probe.independent else len(replies))
