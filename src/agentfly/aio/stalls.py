@@ -81,8 +81,8 @@ class StallWatch:
                 call.looks += held_s >= LOOK_S
                 if call.looks and call.looks & (call.looks - 1) == 0 and held_s >= LOOK_S:
                     log.warning(
-                        "%s has held up the event loop for %.0f s, and with it all chains; make it a function that is not async "
-                        "and runs in a thread (a reward: with a timeout_s or thread=True)",
+                        "%s has held up the event loop for %.0f s, and with it all chains; make it a function that is not "
+                        "async and runs in a thread (a reward: with a timeout_s or thread=True)",
                         call.describe(call.subject), held_s,
                     )  # fmt: skip
 
