@@ -185,7 +185,10 @@ def test_a_signal_stops_a_server_that_a_command_runs() -> None:
     assert said[1] == "closed"
 
 
-@pytest.mark.parametrize("said", [b"", b"GET / HT"], ids=["silent", "half a head"])
+HALF_A_BODY = b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5\r\n\r\n{"
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HT", HALF_A_BODY], ids=["silent", "half a head", "half a body"])
 def test_connections_without_a_request_take_no_place_of_others(said: bytes) -> None:
     async def body(server: WebServer) -> tuple[list[int], int]:
         crowd = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(30)]

@@ -218,18 +218,23 @@ def test_a_wait_for_a_thread_does_not_count_as_time_of_the_reward(chain: Any, mo
     assert asyncio.run(both()) == 2.0
 
 
-def test_a_reward_that_holds_up_the_loop_is_named(chain: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_reward_that_holds_up_the_loop_is_named(chain: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any, kind: str) -> None:
     monkeypatch.setattr(stalls, "LOOK_S", 0.01)
     monkeypatch.setattr(function, "stalls", stalls.StallWatch())
 
-    @reward
     def sleeps() -> float:
         until = time.monotonic() + 60
         while not caplog.records and time.monotonic() < until:
             time.sleep(0.01)
         return 1.0
 
-    assert score(sleeps, chain()).reward == 1.0
+    async def waits_and_sleeps() -> float:
+        await asyncio.sleep(0)
+        return sleeps()
+
+    held = reward(name="sleeps")(sleeps if kind == "sync" else waits_and_sleeps)
+    assert score(held, chain()).reward == 1.0
     assert caplog.messages[0].startswith("reward 'sleeps' on task 't7' has held up the event loop for ")
 
 

@@ -249,6 +249,11 @@ with open(json.__file__) as file:
     file.read()
     os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT)
 won()"""),
+    Attack("take the timers of all processes of a user", """
+timer, count = ctypes.c_int(), 0
+while count < 2000 and call(222, 107, 1, None, ctypes.byref(timer)) == 0:
+    count += 1
+won(count == 2000)"""),
     Attack("new user namespace by clone", """
 pid = libc.syscall(ctypes.c_long(56 if X86 else 220), ctypes.c_long(0x10000000 | 17), None, None, None, None)
 if pid == 0:

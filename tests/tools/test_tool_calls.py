@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from agentfly.aio import stalls
 from agentfly.aio import threads as threads_module
 from agentfly.errors import ToolError, WorldError
-from agentfly.tools import Tool, call_tools
+from agentfly.tools import Tool, call_tools, definition
 from agentfly.tools.text import cut
 from agentfly.types import ToolCall, ToolResult
 
@@ -270,6 +271,21 @@ def test_sync_tools_do_not_block_the_loop(context):
         return (await task)[0]
 
     assert asyncio.run(main()).observation == "free"
+
+
+def test_an_async_tool_that_holds_up_the_loop_is_named(call, monkeypatch, caplog):
+    monkeypatch.setattr(stalls, "LOOK_S", 0.01)
+    monkeypatch.setattr(definition, "stalls", stalls.StallWatch())
+
+    async def slow() -> str:
+        await asyncio.sleep(0)
+        until = time.monotonic() + 60
+        while not caplog.records and time.monotonic() < until:
+            time.sleep(0.01)  # noqa: ASYNC251  what the test is about
+        return "late"
+
+    assert call(make(slow)).observation == "late"
+    assert caplog.messages[0].startswith("tool 'slow' has held up the event loop for ")
 
 
 @pytest.mark.parametrize("kind", ["awaits", "loops", "sleeps", "returns a coroutine"])

@@ -36,7 +36,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class HalfOpen:
-    """The connections of a server that have sent no request yet, oldest first.
+    """The connections of a server that have sent no whole request yet, oldest first.
 
     If there are more than `most`, the oldest is ended, so connections that say nothing take no place of those that do.
     """
@@ -318,7 +318,10 @@ def _uvicorn(half_open: HalfOpen, max_connections: int) -> tuple[Any, Any]:
             super().data_received(data)
             if not self._is_between_requests():
                 self._cancel_deadline()
-                half_open.remove(self)
+                if self.cycle.more_body:
+                    half_open.add(self, self.transport)
+                else:
+                    half_open.remove(self)
 
         def pause_writing(self) -> None:
             super().pause_writing()

@@ -160,7 +160,9 @@ class FunctionReward(Reward):
                     raise _RewardFailure(RewardError, f"asks for a {kind.__name__}, but this chain has no environments.")
                 arguments[name] = await lend(kind)
             value = self._start(arguments, trajectory)
-            return await self._finish(value) if inspect.isawaitable(value) else value
+            if not inspect.isawaitable(value):
+                return value
+            return await self._finish(value if self.thread else stalls.steps(self._who, trajectory, value))
         except ToolError as error:
             raise RewardError(f"{self._who(trajectory)} raised ToolError: {error}") from error
         except _RewardFailure as error:

@@ -23,6 +23,7 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 
 from .. import plugins
 from ..aio.deadline import Expired, within
+from ..aio.stalls import stalls
 from ..aio.threads import Abandoned, run_in_thread
 from ..errors import ConfigError, InvariantError, RolloutError, ToolError, WorldError
 from ..types import ToolResult
@@ -157,7 +158,7 @@ class Tool:
                     kwargs[name] = await context.environment(kind)
             if self.is_async:
                 fn = self._fn if self.cls is None else self._instance(context)
-                value = await within(fn(**kwargs), self.timeout_s)
+                value = await within(stalls.steps("tool {!r}".format, self.name, fn(**kwargs)), self.timeout_s)
             else:
                 value = await within(run_in_thread(self._work, kwargs, context), self.timeout_s)
                 if isinstance(value, ToolResult):

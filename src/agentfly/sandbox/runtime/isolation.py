@@ -250,6 +250,7 @@ def prepare(plan: IsolationPlan) -> None:
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_NICE: 0,
         resource.RLIMIT_RTPRIO: 0,
+        resource.RLIMIT_SIGPENDING: 1024,  # queued signals and timers, which all processes of a user share
         resource.RLIMIT_STACK: 8 * _MB,
     }
     for which, value in common.items():
