@@ -279,14 +279,14 @@ class ClusterSettings:
 
     address: str | None = setting(
         None,
-        'the Ray cluster that samplers, environment hosts and learner ranks are placed on: host:port of its head, or "auto" on '
-        "one of its nodes; when not set, everything runs on this machine, without Ray",
+        'the Ray cluster that samplers, environment servers and learner ranks are placed on: host:port of its head, or "auto" '
+        "on one of its nodes; when not set, everything runs on this machine, without Ray",
     )
     env_hosts: int = setting(
         0, "processes over the nodes of the cluster that hold the environments; 0: environments live beside their chains", low=0
     )
-    env_cpus: float = setting(1.0, "CPUs that each environment host reserves on its node", low=0)
-    env_memory_gib: float = setting(0.0, "memory that each environment host reserves on its node", low=0)
+    env_cpus: float = setting(1.0, "CPUs that each environment server reserves on its node", low=0)
+    env_memory_gib: float = setting(0.0, "memory that each environment server reserves on its node", low=0)
     health_s: float = setting(
         6.0,
         "seconds of silence after which a worker process, or a node of the cluster, counts as dead; its chains run again in "
@@ -444,8 +444,8 @@ class Config:
             "loss.reference_every": self.loss.reference_every > 0,
             "train.optimizer of your own": self.train.optimizer not in plugins.BUILTIN["optimizers"],
         }
-        for name, given in alone.items():
-            if ranks > 1 and given:
+        for name, is_set in alone.items():
+            if ranks > 1 and is_set:
                 raise ConfigError(f"{name} works on one learner rank: remove it, or set learner.ranks = 1")
 
     def check_restarts(self) -> None:

@@ -199,8 +199,8 @@ _BUDGET = re.compile(r"(?P<dollar>\$)?\s*(?P<number>\d+(?:\.\d+)?|\.\d+)\s*(?P<u
 
 def read_budget(key: str, text: str) -> tuple[float | None, float | None]:
     """The seconds or the dollars of a budget: ("20min") is (1200.0, None), ("$2") is (None, 2.0). Raises ConfigError."""
-    found = _BUDGET.fullmatch(text.strip())
-    if found is None or bool(found["dollar"]) == bool(found["unit"]) or not float(found["number"]) > 0:
+    match = _BUDGET.fullmatch(text.strip())
+    if match is None or bool(match["dollar"]) == bool(match["unit"]) or not float(match["number"]) > 0:
         raise ConfigError(f'{key} is a time such as "90s", "20min", "1.5h" or "2d", or an amount such as "$2", not {text!r}')
-    number = float(found["number"])
-    return (None, number) if found["dollar"] else (number * _UNITS[found["unit"]], None)
+    number = float(match["number"])
+    return (None, number) if match["dollar"] else (number * _UNITS[match["unit"]], None)

@@ -238,6 +238,25 @@ def test_a_question_that_ends_with_its_answer_is_not_paid_when_it_is_copied() ->
         "Die Antwort ist 18 oder 25",
         "La réponse est 18 ou 25", "答案是18或25", "The answer is 18—25",
         "The answer is 18 respectively 25", "The answer is 18 or twenty-five",
+        "18|25", "18 v 25", "18; 25", "**18**, **25**", "one of 18, 25", "The possible answers are 18, 25.",
+        "My guesses: 18, 25",
+        "(a) 18 (b) 25", "Option A: 18\nOption B: 25", "Case 1: 18. Case 2: 25.", "Guess: 18. Guess: 25.", "A: 18, B: 25",
+        "18\nor\n25", "18 eller 25", "18か25", "18还是25", "eighteen or 25", "eighteen or twenty-five", "18 of 25",
+        "18 (first guess), 25 (second guess)", "18 is likely. 25 is also likely.", "18 in one case, 25 in the other",
+        "18? Or 25?",
+        "If the last day counts: 18. If not: 25.", "The answer is 18 if n is even and 25 if n is odd.",
+        "The answer is 18 or, if the last day counts, 25.", "It is 18, unless I am off by one, in which case it is 25.",
+        "Final answer: 18. Final answer: 25.", "Answer 1: 18\nAnswer 2: 25", "#### 18 #### 25",
+        "Case 1: the answer is 18. Case 2: the answer is 25.", "The answer is 18. The answer is also 25.",
+        "The answer is 18; 25.",
+        "The answer is 18 as well as 25.", "The answer is 18, but 25 is possible too.", "The answer is 18, also 25.",
+        r"\boxed{18}, 25", r"\boxed{18} (25)", r"\boxed{18} and 25", r"\boxed{18}. 25 is also possible.",
+        r"\boxed{18}? \boxed{25}?",
+        r"\boxed{18}. 25 would also be acceptable.", r"\boxed{18}, although 25 cannot be excluded", r"\boxed{18} vs \boxed{25}",
+        "<answer>18</answer> (or 25)", "<answer>18</answer> but it could be 25", '{"answer": 18}\n{"answer": 25}',
+        '{"answer": 18, "answer2": 25}', '{"answer": 18, "maybe": 25}', '{"answer": 18, "final_answer": 25}',
+        "The answer is 18. Wait, actually it is 25.", "The answer is 18 (if you do not count the last, else 25).",
+        "The answer is 18 (alternatively: twenty-five)", r"\boxed{18} Correction: 25",
     ],
 )  # fmt: skip
 def test_a_second_guess_makes_a_hedge_of_an_answer(prediction: str) -> None:
@@ -257,7 +276,18 @@ def test_a_second_guess_makes_a_hedge_of_an_answer(prediction: str) -> None:
         "| eggs | 9 |\n| price | 2 |\n| total | 18 |", "The answer is 18. Unless stated otherwise, amounts are in dollars.",
         "Half of 36 was lost.\n18", "no es 9, es 18",
         r"\boxed{18} (or eighteen)", "The answer is 18 or 18.0.",
+        "The answer is 18. Actually, that is 2 times 9.", "The answer is ~~25~~ 18.", r"\cancel{25} 18", "<!-- 25 -->18",
+        "Wait, 25 was the number of eggs. The answer is 18.",
         r"The answer is $\boxed{18}$, which might also be written as 18.0.",
+        "The answer is 18 (9 eggs at 2 dollars).", "The answer is 18. Check: 9 * 2 = 18.",
+        "The answer is 18 if each costs 2 dollars.",
+        "In 2 days she sells 9 eggs, 18 dollars in total.", "If n = 3, then 18.", "On day 3: 18",
+        "Step 1 answer: 9\nStep 2 answer: 18",
+        "The answer is 9, no, the answer is 18.", "Part 1: the answer is 9. Part 2: the answer is 18.",
+        "Out of 20 tries 18 failed.",
+        '{"answer": 18, "confidence": 0.9, "solution": "9 eggs at 2 dollars"}', "<answer>18</answer> I checked it in 2 ways.",
+        "#### 18\n\nNote: Janet has 3 ducks.", r"\boxed{18}, since 9 eggs remain", "Half of 36 is left: 18",
+        "The answer is also 18.",
     ],
 )  # fmt: skip
 def test_a_guess_that_is_given_up_before_the_answer_does_no_harm(prediction: str) -> None:
@@ -288,3 +318,22 @@ def test_arithmetic_agrees_with_python(a: int, b: int, n: int) -> None:
     assert tree is not None
     # In mathematics, as in Python, -3^2 is -(3^2); a literal's own minus belongs to the power's outside.
     assert exact_value(tree) == (a + b * (a - b)) ** n - (b**2 if b >= 0 else -((-b) ** 2))
+
+
+@pytest.mark.parametrize(
+    "prediction",
+    [
+        "18 is what I got, but it is wrong", "18 is too low", "hardly 18", "¬18", "25 ~~18~~", r"\sout{18}",
+        "<!-- \\boxed{18} -->25",
+        "% \\boxed{18}\n25", "18 below zero",
+    ],
+)  # fmt: skip
+def test_what_is_struck_out_hidden_or_called_wrong_is_no_answer(prediction: str) -> None:
+    assert math_equal(prediction=prediction, answer="18") == 0.0
+
+
+def test_the_amount_of_the_question_is_no_answer_in_another_unit() -> None:
+    question = "Convert 2 hours to minutes."
+    assert math_equal(prediction="2 hours", answer="120 minutes", question=question) == 0.0
+    assert math_equal(prediction="120 minutes", answer="2 hours", question="How long are 120 seconds times 60?") == 1.0
+    assert math_equal(prediction="120 minutes", answer="120 minutes", question=question) == 1.0

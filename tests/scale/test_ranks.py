@@ -76,7 +76,7 @@ def whole(found: Path) -> Path:
 
 def end_ranks(groups: int) -> None:
     """A thread of gloo that releases a tensor while the interpreter ends would abort the process."""
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})}
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-m", "tests.scale.short_groups", f"{groups}"]
     done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=1100, check=True)
     assert json.loads(done.stdout) == [0] * 2 * groups, done.stderr
@@ -84,6 +84,28 @@ def end_ranks(groups: int) -> None:
 
 def test_a_rank_that_ends_right_after_a_collective_ends_well() -> None:
     end_ranks(6)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ranks_that_torchrun_starts_on_one_machine_listen_on_loopback_and_send_no_command_through_its_store(
+    tmp_path: Path,
+) -> None:
+    """torchrun's store listens on every interface."""
+    script = tmp_path / "rank.py"
+    script.write_text(
+        "import os, sys\nsys.path[:0] = ['.']\nfrom contextlib import closing\n"
+        "from agentfly.learn.ranks.environment import read_place\nfrom agentfly.learn.ranks.group import RankGroup\n"
+        "from tests.scale.rank_pool import LOOPBACK, listening\n"
+        "with closing(RankGroup.join(read_place(), 'cpu', 300.0)) as group:\n"
+        "    assert group._store.underlying_store.port != int(os.environ['MASTER_PORT']), 'the store is that of torchrun'\n"
+        "    assert listening() and set(listening()) <= LOOPBACK, listening()\n"
+        "    if group.leads:\n        group.end_ranks()\n"
+        "    else:\n        assert group.receive() == ('stop', {})\n        group.say_ended()\n"
+    )
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=1100)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_a_hundred_ranks_that_end_right_after_a_collective_end_well() -> None:

@@ -19,9 +19,9 @@ from agentfly.training.evidence import (
     HALF,
     PROOF,
     Drawn,
+    EngineProbe,
     Freshness,
     Moved,
-    Probe,
     format_of,
     gap_limit,
     is_biased,
@@ -116,7 +116,7 @@ def test_a_sound_sampler_leaves_no_evidence(seed: int, noise: float) -> None:
 def test_another_sampler_is_found_and_named(change: Any, told: str, steps: int, noise: float) -> None:
     evidence, found = drawn(5, steps, change, noise=noise)
     assert found is not None
-    assert re.match(told, evidence.told)
+    assert re.match(told, evidence.sampler)
 
 
 def test_a_sampler_that_changes_late_is_found_as_soon() -> None:
@@ -125,7 +125,7 @@ def test_a_sampler_that_changes_late_is_found_as_soon() -> None:
     ratios = dict.fromkeys(RATIOS, -1000.0)
     assert evidence.add(TokenFit([], ratios, {}), 0.0)
     assert not evidence.add(TokenFit([], ratios | {RATIOS[0]: PROOF + 3.0}, {}), 0.0)
-    assert evidence.told == RATIOS[0]
+    assert evidence.sampler == RATIOS[0]
 
 
 def answers(weights: str, noise: float, seed: int, count: int = 60, moved: float = 1e-3) -> list[Moved]:
@@ -178,7 +178,7 @@ def reply_of(token_ids: list[int], version: int) -> Completion:
 
 
 def test_replies_that_begin_alike_count_once() -> None:
-    probe = Probe([1, 2, 3], Sampling(max_tokens=8), num_chains=256)
+    probe = EngineProbe([1, 2, 3], Sampling(max_tokens=8), num_chains=256)
     replies = [reply_of([5, 6, last], version=0) for last in (7, 7, 8, 9)]
     assert probe.compare(replies, [[-0.1, -0.2, -0.3]] * 4) == []
     replies = [*replies[:3], reply_of([5, 9, 9], version=1)]
@@ -203,7 +203,7 @@ class CountingEngine:
 
 async def ask_many(count: int) -> tuple[list[int], set[tuple[int, int]]]:
     """Returns the versions of 1 to `count` that a probe asked for, and the pairs of versions that it compared."""
-    probe, engine = Probe([1, 2, 3], Sampling(max_tokens=8)), CountingEngine()
+    probe, engine = EngineProbe([1, 2, 3], Sampling(max_tokens=8)), CountingEngine()
     compared: set[tuple[int, int]] = set()
     for engine.version in range(1, count + 1):
         for _ in range(2):  # the same version again: nothing is asked

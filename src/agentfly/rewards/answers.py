@@ -23,6 +23,7 @@ _SYMBOL = re.compile(r"(?<!\w)[a-z]+(?:\+\+|[+#*])(?!\w)|(?<!\w)[a-f]-(?!\w)|[<>
 _KEPT = re.compile(f"({_NUMBER.pattern}|{_SYMBOL.pattern})")
 _WARNS = re.compile(r"(?<![A-Za-z])\d[\da-zA-Z_.]*?(?:and|else|for|if|in|is|not|or)(?![A-Za-z])")
 _ESCAPES = re.compile(r"(?:[^\\]|\\[\\'\"nrt])*")
+_BETWEEN = re.compile(r"(?<=\d)[,/](?=\d)")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = frozenset(("a", "an", "the"))
 
@@ -55,6 +56,7 @@ def normalize(text: str) -> str:
     """
     words: list[str] = []
     for place, part in enumerate(_KEPT.split(text.lower().replace("\u2212", "-"))):
+        part = part if place % 2 else _BETWEEN.sub(" ", part)  # "1,5" is not 15
         words += [_value(part) if _NUMBER.fullmatch(part) else part] if place % 2 else part.translate(_NO_PUNCTUATION).split()
     return " ".join(word for place, word in enumerate(words, 1) if word not in _ARTICLES or place == len(words))
 

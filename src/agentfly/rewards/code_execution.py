@@ -22,6 +22,7 @@ from hashlib import sha256
 
 from ..errors import ConfigError, WorldError, blame
 from .base import Reward
+from .defined_tests import called
 from .function import FunctionReward
 from .lookup import factory
 
@@ -131,7 +132,10 @@ def output_lines(text: str) -> list[str]:
 
 
 def read_tests(tests: object) -> tuple[list[str], list[tuple[str, str]]]:
-    """Returns assert codes and pairs of stdin and stdout; one of the two lists is empty. Raises ValueError for other tests."""
+    """Returns assert codes and pairs of stdin and stdout; one of the two lists is empty. Raises ValueError for other tests.
+
+    Functions and classes for pytest or unittest get the calls that run them.
+    """
     if hasattr(tests, "tolist"):  # a column of a Parquet file
         tests = tests.tolist()
     if isinstance(tests, str):
@@ -145,7 +149,7 @@ def read_tests(tests: object) -> tuple[list[str], list[tuple[str, str]]]:
     if all(isinstance(test, str) and test.strip() for test in tests):
         for number, test in enumerate(tests):
             _refuse_broken(test, number)
-        return list(tests), []
+        return called(tests), []
     return [], [_pair(test, number) for number, test in enumerate(tests)]
 
 

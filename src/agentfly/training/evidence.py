@@ -139,7 +139,7 @@ def tests_sampler(trajectory: Trajectory) -> bool:
 
 @dataclass(slots=True)
 class Drawn:
-    """Evidence that tokens were drawn from another distribution than the learner's: `value`, for the sampler in `told`.
+    """Evidence that tokens were drawn from another distribution than the learner's: `value`, for the sampler in `sampler`.
 
     It is the logarithm of a likelihood ratio, added up over steps and never below 0: a fault that begins late is found as soon
     as one from the start. Under the learner's distribution each ratio has the mean 1, so evidence above x has a probability
@@ -147,7 +147,7 @@ class Drawn:
     """
 
     value: float = 0.0
-    told: str = ""
+    sampler: str = ""
     ratios: dict[str, float] = field(default_factory=dict)
     ids: dict[float, Any] = field(default_factory=dict)
 
@@ -159,16 +159,16 @@ class Drawn:
         for name, ratio in fit.ratios.items():
             self.ratios[name] = max(0.0, self.ratios.get(name, 0.0) + ratio - rounding)
         name = max(self.ratios, key=self.ratios.__getitem__)
-        self.value, self.told = self.ratios[name] - math.log(len(self.ratios)), name
+        self.value, self.sampler = self.ratios[name] - math.log(len(self.ratios)), name
         for often, change in fit.ids.items():
             grown = self.ids[often] = (change - rounding + self.ids.get(often, 0.0)).clip(min=0.0)
-            found = float(grown.max()) - math.log(len(fit.ids) * len(grown))
-            if found > self.value:
-                self.value, self.told = found, f"{often:g} times as many tokens of id {int(grown.argmax())}"
+            value = float(grown.max()) - math.log(len(fit.ids) * len(grown))
+            if value > self.value:
+                self.value, self.sampler = value, f"{often:g} times as many tokens of id {int(grown.argmax())}"
         return self.value <= PROOF
 
 
-class Probe:
+class EngineProbe:
     """Asks the engine to continue the beginning of a task's prompt after each update.
 
     The seeds are the same for `SAME_SEEDS` updates, so the replies of two versions begin alike. For the tokens that they have

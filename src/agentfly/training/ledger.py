@@ -8,7 +8,7 @@
   learner checks this on the rows that it trains: `learn.samples.check_tokens`);
 - after an update the engine samples from the new version, with the learner's weights or a proven copy of them, and has never
   reused a key or value of older weights for a new request;
-- what the engine samples after an update fits the new weights and not those before (`Probe`), at any learning rate;
+- what the engine samples after an update fits the new weights and not those before (`EngineProbe`), at any learning rate;
 - the sampler draws from the learner's distribution (`Drawn`), unless the config truncates it;
 - an update with a gradient changes the weights, and the optimizer has counted every step of the run;
 - not more than `max_failed_share` of a step's chains are untrainable.
@@ -29,9 +29,9 @@ from .evidence import (
     MOST_TOKENS,
     PROOF,
     Drawn,
+    EngineProbe,
     Format,
     Freshness,
-    Probe,
     gap_limit,
     is_biased,
     is_partly_stale,
@@ -180,7 +180,7 @@ class Ledger:
         self.adam_steps = counted
 
     def check_probe(
-        self, probe: Probe, replies: Sequence[Completion], learner: Learner, groups: Sequence[Sequence[Trajectory]] = ()
+        self, probe: EngineProbe, replies: Sequence[Completion], learner: Learner, groups: Sequence[Sequence[Trajectory]] = ()
     ) -> dict[str, float]:
         """Compare a probe's replies, and tokens of some chains, with the learner's distributions. Returns what was measured.
 
@@ -227,7 +227,7 @@ class Ledger:
         fits = self.drawn.add(fit, sum((a - b) ** 2 for a, b in zip(sampled, own, strict=True)))
         if not self._note("whole_distribution", fits, self.drawn.value, PROOF):
             raise InvariantError(
-                f"the tokens of the run fit a sampler with {self.drawn.told} better than the learner's distribution (by "
+                f"the tokens of the run fit a sampler with {self.drawn.sampler} better than the learner's distribution (by "
                 f"{self.drawn.value:.0f} nats, limit {PROOF:g}): the engine draws from another distribution than the one whose "
                 f"log-probs it records. The weights were not changed"
             )

@@ -73,6 +73,25 @@ APART: dict[str, tuple[str, str]] = {
     "a docstring": ("assert f.__doc__ == 'doc' and f.__name__ == 'f'", "def f():\n    'doc'"),
     "many items": ("assert len(big()) == 200_001", "def big(): return list(range(200_001))"),
     "a function with the name of a module": ("assert select([3, 1, 2], 2) == [1, 2]", "def select(x, k): return sorted(x)[:k]"),
+    "keys as a set": (
+        "assert names({'b': 1, 'a': 2}) == {'a', 'b'} and list(names({'b': 1})) == ['b']",
+        "def names(d): return d.keys()",
+    ),
+    "an operator in place": (
+        "m = Money(1)\nm += Money(2)\nassert m.v == 3",
+        "class Money:\n    def __init__(self, v): self.v = v\n"
+        "    def __iadd__(self, o):\n        self.v += o.v\n        return self",
+    ),
+    "three dots": ("assert same(...) is ...", "def same(x): return x"),
+    "slow items without end": (
+        "import itertools\nassert list(itertools.islice(primes(), 4)) == [2, 3, 5, 7]",
+        "import time\ndef primes():\n    yield from (2, 3, 5, 7, 11)\n"
+        "    while True:\n        time.sleep(0.05)\n        yield 0",
+    ),
+    "attributes of a library's data": (
+        "r = parse('http://a/b?x=1')\nassert r.netloc == 'a' and r[2] == '/b'\nassert day('2024-01-02').tm_year == 2024",
+        "import time\nfrom urllib.parse import urlparse as parse\ndef day(s): return time.strptime(s, '%Y-%m-%d')",
+    ),
     "an error by the name of its base": (
         "try:\n    f()\n    assert False, 'none'\nexcept ValueError as e:\n    assert 'bad' in str(e)",
         "class Odd(ValueError): pass\ndef f(): raise Odd('bad')",
@@ -92,6 +111,22 @@ APART: dict[str, tuple[str, str]] = {
     ),
 }
 BESIDE: dict[str, tuple[str, str]] = {
+    "a variable that functions change": (
+        "add(1)\nassert log == [1] and len(log) == 1\nassert COUNT == 1",
+        "log, COUNT = [], 0\ndef add(x):\n    global COUNT\n    COUNT += 1\n    log.append(x)",
+    ),
+    "an argument that the tests change": (
+        "s, x = Stack(), [1]\ns.push(x)\nx.append(2)\nassert s.items == [[1, 2]]",
+        "class Stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)",
+    ),
+    "an object of a library": (
+        "import array\nassert f() == array.array('i', [1, 2])",
+        "import array\ndef f(): return array.array('i', [1, 2])",
+    ),
+    "a class of a library": (
+        "import ipaddress\nassert isinstance(f('::1'), ipaddress.IPv6Address)",
+        "import ipaddress\ndef f(s): return ipaddress.ip_address(s)",
+    ),
     "redirected output": (
         "import io, contextlib\nb = io.StringIO()\nwith contextlib.redirect_stdout(b): hello()\nassert b.getvalue() == 'hi\\n'",
         "def hello(): print('hi')",

@@ -268,8 +268,8 @@ def test_an_operator_with_data_never_reaches_the_solution(name, data):
     assert judge.plan.operators
     judge.answers.put("")  # a request fails this test instead of waiting
     for operands in ((thing, data), (data, thing)):
-        if (name == "contains" and operands[0] is thing) or (name == "mod" and operands[0] is data):
-            continue  # iterates, without the item that is looked for; "%s" asks for a text, without the template
+        if (name == "contains" and operands[0] is thing) or (name in ("mod", "imod", "iadd") and operands[0] is data):
+            continue  # iterates, without the item that is looked for or the list; "%s" asks for a text, without the template
         with contextlib.suppress(TypeError):
             assert getattr(operator, name)(*operands) is (name == "ne")
     for function in (float, int, round, complex, operator.index):

@@ -219,3 +219,11 @@ def test_a_reply_in_nearly_pythons_notation_prints_no_warning(prediction: str) -
 def test_lists_in_pythons_notation_are_still_read() -> None:
     assert read_literal("['a\\n', 1.5, 0x1f, 1e5, 2j, 'for 3or']") is None  # the words of a text count, too
     assert read_literal("['a\\n', 1.5, 0x1f, 1e5]") == ["a\n", 1.5, 31, 1e5]
+
+
+def test_tests_that_are_only_defined_are_run():
+    tests = ["import unittest\nclass T(unittest.TestCase):\n    def test_three(self): self.assertEqual(square(3), 9)"]
+    right, wrong = scores(
+        unit_tests_reward(), chain(block("def square(n): return n * n"), tests=tests), chain("square = 9", tests=tests)
+    )
+    assert (right.reward, right.components["apart"], wrong.reward) == (1.0, 1.0, 0.0)

@@ -59,7 +59,10 @@ def test_plain_data_travels_as_what_it_is(value):
 
 def test_iterators_and_views_travel_by_their_items_and_other_things_do_not():
     assert list(unpack(pack(map(str, [1, 2])), lambda number: None)) == ["1", "2"]
-    assert unpack(pack({"a": 1}.items()), lambda number: None) == [("a", 1)]
+    for view in ({"a": 1}.items(), {"a": 1}.keys()):
+        assert unpack(pack(view), lambda number: None) == set(view)
+    values = unpack(pack({"a": 1}.values()), lambda number: None)
+    assert list(values) == [1] != values
     with pytest.raises(NotPlain, match="iterator of more than"):
         pack(itertools.count())
     with pytest.raises(NotPlain, match="function"):

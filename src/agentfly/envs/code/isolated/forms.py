@@ -54,6 +54,11 @@ _TAKES_OBJECTS = frozenset((
     "numpy.testing", "print", "pytest", "repr", "set", "setattr", "sorted", "str", "tuple", "unittest", "zip",
 ))  # fmt: skip
 """Functions of Python that a stand-in of an object serves as the object would."""
+_CROSSING = ("collections.", "datetime.", "decimal.", "fractions.", "numbers.", "numpy.", "typing.", "uuid.")
+_READS = frozenset((
+    "abs", "all", "any", "bool", "dict", "enumerate", "float", "frozenset", "int", "len", "list", "max", "min", "next", "round",
+    "set", "sorted", "str", "sum", "tuple", "zip",
+))  # fmt: skip
 _ASSERTS: dict[str, Any] = {
     "assertEqual": ast.Eq, "assertNotEqual": ast.NotEq, "assertIs": ast.Is, "assertIsNot": ast.IsNot, "assertIn": ast.In,
     "assertNotIn": ast.NotIn, "assertLess": ast.Lt, "assertLessEqual": ast.LtE, "assertGreater": ast.Gt,
@@ -76,6 +81,8 @@ ERRORS = {
 
 def special_form(source: Any, node: ast.AST) -> str:
     """Returns why this part of the tests needs the solution in its process, or an empty string. `source`: `plan._Source`."""
+    if any(source.is_variable(value) for value in _values_read(source, node)):
+        return "the tests read a variable of the solution, which its functions may change"
     match node:
         case ast.Name() | ast.Attribute():
             return _named_form(source, node)
@@ -89,8 +96,8 @@ def special_form(source: Any, node: ast.AST) -> str:
         case ast.Assign(targets=[ast.Name()], value=ast.Subscript(value=ast.Name(id=name), slice=part)):
             if not isinstance(part, ast.Slice) and name in source.handed and source.is_nested(name):
                 return "the tests keep a part of an argument"
-        case ast.Subscript(ctx=ast.Store() | ast.Del(), value=value) if _is_kept(source, value):
-            return "the tests change an attribute of the solution in place"
+        case ast.Subscript(ctx=ast.Store() | ast.Del(), value=value) if form := _changed(source, value):
+            return form
         case ast.MatchClass(cls=kind) if source.from_solution(kind):
             return "the tests match an object of the solution"
         case ast.Compare():
@@ -122,7 +129,7 @@ def _path_form(path: str) -> str:
     return f"the tests use {path}, which acts on the process that they run in" if above & ONE_PROCESS else ""
 
 
-def _named_form(source: Any, node: Any) -> str:
+def _named_form(source: Any, node: ast.Name | ast.Attribute) -> str:
     path = source.dotted(node)
     if id(node) not in source.inner and (form := _path_form(path)):
         return form
@@ -158,6 +165,9 @@ def _compared(source: Any, left: ast.expr, op: ast.cmpop, right: ast.expr) -> st
         return "the tests look for data in an object of the solution" if source.is_object(right) else ""
     if any(isinstance(one, ast.Name) and one.id in source.kept for one in (left, right)):
         return "the tests compare an argument that an object or a list refers to"
+    for one, other in ((left, right), (right, left)):
+        if source.from_solution(one) and isinstance(other, ast.Call) and (what := source.not_data(other, frozenset())):
+            return f"the tests compare a result with {what}"
     made = [source.constructions(one) for one in (left, right)]
     if isinstance(op, ast.Eq) and all(made) and not made[0] & made[1]:
         return "the tests compare objects that are constructed differently"
@@ -205,13 +215,12 @@ def _called(source: Any, node: ast.Call) -> str:
         return "the tests ask for the class of an exception"
     if (path in ("isinstance", "issubclass") and len(node.args) == 2) or method in ("assertIsInstance", "assertNotIsInstance"):
         thing, kind = node.args[:2]
-        if (source.is_object(thing) or (path == "issubclass" and source.from_solution(thing))) and not source.from_solution(
-            kind
-        ):
+        whole = path == "issubclass" or not _crosses(source.dotted(kind))
+        if (source.is_object(thing) or (whole and source.from_solution(thing))) and not source.from_solution(kind):
             return "the tests ask whether an object of the solution is of another class"
         return ""
-    if method in _CHANGES and _is_kept(source, node.func.value):  # type: ignore[attr-defined]
-        return "the tests change an attribute of the solution in place"
+    if method in _CHANGES and (form := _changed(source, node.func.value)):  # type: ignore[attr-defined]
+        return form
     if path and path.partition(".")[0] not in _TAKES_OBJECTS and not path.startswith("numpy.testing"):
         for argument in node.args:
             if source.is_object(argument) or source.holds_objects(argument, frozenset()):
@@ -219,11 +228,37 @@ def _called(source: Any, node: ast.Call) -> str:
     return ""
 
 
-def _is_kept(source: Any, node: ast.expr) -> bool:
-    """Whether this is an attribute of the solution, or a variable of its module by the convention on capital letters."""
-    if isinstance(node, ast.Name):
-        return node.id in source.names and node.id not in source.called and (node.id.isupper() or node.id.islower())
-    return isinstance(node, ast.Attribute) and source.from_solution(node.value)
+def _crosses(path: str) -> bool:
+    """Whether data of this class arrives as such, or the tests' text does not say which class it is."""
+    return "." not in path or path.startswith(_CROSSING)
+
+
+def _changed(source: Any, node: ast.expr) -> str:
+    """Reads a change in place of what the solution may hold: an attribute, a variable of its module, an argument."""
+    if isinstance(node, ast.Name) and node.id in source.lent:
+        return "the tests change an argument that an object or a list may refer to"
+    attribute = isinstance(node, ast.Attribute) and source.from_solution(node.value)
+    return "the tests change an attribute of the solution in place" if attribute or source.is_own_name(node) else ""
+
+
+def _values_read(source: Any, node: ast.AST) -> list[ast.expr]:
+    """Returns the parts of which a value is used, not called or handed on as a function may be."""
+    match node:
+        case ast.Compare(left=left, comparators=others):
+            return [left, *others]
+        case ast.BinOp(left=left, right=right):
+            return [left, right]
+        case ast.BoolOp(values=values):
+            return values
+        case ast.UnaryOp(operand=value) | ast.Subscript(value=value) | ast.FormattedValue(value=value):
+            return [value]
+        case ast.Assert(test=value) | ast.If(test=value) | ast.For(iter=value) | ast.comprehension(iter=value):
+            return [value]
+        case ast.Attribute(value=value, attr=name) if name not in READABLE:
+            return [value]
+        case ast.Call(args=values) if source.dotted(node.func) in _READS or getattr(node.func, "attr", "") in _ASSERTS:
+            return values
+    return []
 
 
 def parts_of(node: ast.expr) -> list[ast.expr]:

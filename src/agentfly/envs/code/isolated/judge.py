@@ -22,7 +22,8 @@ UNARY = ("neg", "pos", "abs", "invert")
 ACCESS = ("getitem", "setitem", "delitem")
 BINARY = (
     "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "lshift", "rshift",
-    "lt", "le", "gt", "ge",
+    "lt", "le", "gt", "ge", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior", "ixor",
+    "ilshift", "irshift",
 )  # fmt: skip
 MUTABLE: tuple[Any, ...] = (
     list, set, bytearray, collections.deque, collections.OrderedDict, collections.Counter, dict,

@@ -113,6 +113,9 @@ class _Source:
         ]
         refers = [*made, *(part for value in displays for part in parts_of(value))]
         self.kept = {value.id for value in refers if isinstance(value, ast.Name) and self.is_mutable(value.id)}
+        methods = [node for node in self.nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+        lent = (value for node in methods if self.from_solution(node.func) for value in self.handed_over(node))
+        self.lent = self.kept | {value.id for value in lent if isinstance(value, ast.Name) and self.is_mutable(value.id)}
 
     def bind(self, node: ast.AST) -> None:
         match node:
@@ -339,6 +342,16 @@ class _Source:
 
     def is_context(self, node: ast.expr) -> bool:
         return isinstance(node, ast.Name) and node.id in self.contexts
+
+    def is_own_name(self, node: ast.expr) -> bool:
+        """Whether this is a variable of the solution's module or a function, but no class, by its capital letter."""
+        if not isinstance(node, ast.Name) or node.id not in self.names - self.called:
+            return False
+        return node.id.isupper() or not node.id[:1].isupper()
+
+    def is_variable(self, node: ast.expr) -> bool:
+        """Whether this may be a variable that a call of the solution has bound again or changed."""
+        return self.is_own_name(node) and bool(self.names & self.called)
 
     def uses_operators(self) -> bool:
         for node in self.nodes:
