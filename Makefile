@@ -6,9 +6,12 @@ BIN := $(VENV)/bin
 WORKERS ?= 3
 RUN_TESTS = $(BIN)/python scripts/run_tests.py --workers $(WORKERS) $(if $(AGAIN),--again) $(if $(TIMES),--times tests/times.md)
 STAMP := $(VENV)/.installed
+# Of `make curves`.
+SEEDS ?= 5
+STEPS ?= 24
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-fast test-nightly check lint types house format docs bench pocket pocket-worlds clean
+.PHONY: help setup quickstart test test-fast test-nightly check lint types house format docs bench curves pocket pocket-worlds clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -60,6 +63,20 @@ bench: $(STAMP) ## run the benchmarks and print their tables
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/resources.py
 	$(BIN)/python benchmarks/sandbox.py
+
+CURVES := benchmarks/results/curves_pocket_alfworld.json
+FIGURE := docs/figures/pocket_alfworld
+TEACHER := runs/alfworld-teacher
+DRAW = $(BIN)/python benchmarks/curves.py draw $(CURVES) --metric rollout/success --metric reward/mean --metric train/explained_variance \
+	--metric train/entropy
+curves: $(STAMP) ## train every algorithm with SEEDS=5 seeds, one run per core at once, and draw the curves; goes on after a break
+	test -n "$(wildcard $(TEACHER)/checkpoints/step-*)" || $(BIN)/agentfly sft alfworld data.train=easy_alfworld \
+		data.train_count=600 train.steps=20 train.lr=5e-4 run.name=$(notdir $(TEACHER))
+	$(BIN)/python benchmarks/algorithms.py --recipe alfworld --teacher $(TEACHER) --json $(CURVES) --steps $(STEPS) \
+		--seeds $(shell seq 0 $$(($(SEEDS) - 1))) --minibatches 2 --tasks 16 \
+		--set rollout.num_chains=2 train.lr=3e-5 ppo:train.critic_lr=5e-4
+	$(DRAW) --svg $(FIGURE).svg --only grpo dr_grpo rloo reinforce++ reinforce++_baseline ppo
+	$(DRAW) --svg $(FIGURE)_2.svg --only grpo gspo cispo opo gigpo distill
 
 pocket: $(STAMP) ## build the bundled model again (minutes on a GPU, longer on a CPU)
 	$(BIN)/python scripts/pocket/build.py

@@ -40,12 +40,14 @@ Run = dict[str, Any]
 
 
 def settings_of(algorithm: str, minibatches: int, seed: int, options: argparse.Namespace) -> list[str]:
-    """What a run sets beside its recipe."""
+    """What a run sets beside its recipe. A setting that begins with the name of an algorithm and a colon is for that one."""
+    others = {name for name in ALGORITHMS if name != algorithm}
+    own = [each.removeprefix(f"{algorithm}:") for each in options.set if each.partition(":")[0] not in others]
     teacher = [f"loss.reference={options.teacher}"] if ALGORITHMS[algorithm].needs_reference else []
     return [
         f"algorithm={algorithm}", f"seed={seed}", f"train.num_minibatches={minibatches}", f"train.steps={options.steps}",
         f"rollout.num_tasks={options.tasks}", f"data.validation_count={options.held_out}",
-        *options.set, *teacher, "run.threads=1",
+        *own, *teacher, "run.threads=1",
     ]  # fmt: skip
 
 
@@ -88,6 +90,9 @@ def made_of(wanted: list[tuple[str, int, int]], options: argparse.Namespace) -> 
         try:
             for future in as_completed([pool.submit(train, *each, options) for each in wanted]):
                 yield future.result()
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            sys.exit("stopped: the same command goes on with the runs that are missing")
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -135,7 +140,7 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="+", choices=list(ALGORITHMS), help="without: all that the options allow")
     parser.add_argument("--teacher", help="the reference of algorithms that need one: a run, a model directory")
     parser.add_argument("--recipe", default="quickstart")
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="further settings of every run")
+    parser.add_argument("--set", nargs="+", default=[], metavar="[ALGORITHM:]KEY=VALUE", help="further settings")
     parser.add_argument("--minibatches", nargs="+", type=int, default=[1], help="optimizer steps per update")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=8)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-SMALL = ["--steps", "2", "--tasks", "2", "--held-out", "2", "--set", "rollout.num_chains=2", "--jobs", "2"]
+SETTINGS = ["rollout.num_chains=2", "ppo:train.critic_lr=1e-3"]
+SMALL = ["--steps", "2", "--tasks", "2", "--held-out", "2", "--jobs", "2", "--set", *SETTINGS]
 
 
 def compare(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
@@ -35,6 +36,7 @@ def test_runs_are_made_once_with_their_curves(
     assert [run["name"] for run in held["runs"]] == ["grpo-1-0", "ppo-1-0", "distill-1-0"]
     assert held["runs"][0] == first[0], "it was not made again"
     assert "loss.reference=pocket" in held["runs"][2]["command"]
+    assert [" train.critic_lr=1e-3 " in run["command"] for run in held["runs"]] == [False, True, False]
     for run in held["runs"]:
         assert [row["step"] for row in run["steps"]] == [0, 1, 2]
         assert [row["rollout/success"] for row in run["steps"][1:]] == run["success"]
