@@ -43,6 +43,8 @@ METRICS = (
     "validation/reward",
     "validation/turns",
     "validation/tool_calls",
+    "train/explained_variance",
+    "train/entropy",
     "warm_start/loss_before",
     "warm_start/loss_after",
     "time/step_s",
@@ -195,6 +197,15 @@ def one_recipe(runs: Sequence[Run], recipe: str | None) -> list[Run]:
     return list(runs)
 
 
+def only(runs: Sequence[Run], algorithms: Sequence[str]) -> list[Run]:
+    """The runs of some algorithms. Lines of more than seven share their colours."""
+    if lost := [name for name in algorithms if all(run["algorithm"] != name for run in runs)]:
+        raise ConfigError(
+            f"there is no run of {lost[0]}; there are runs of {', '.join(sorted({r['algorithm'] for r in runs}))}"
+        )
+    return [run for run in runs if run["algorithm"] in algorithms]
+
+
 def chart(runs: Sequence[Run], metrics: Sequence[str], by: str = "algorithm", x: str = "step") -> str:
     """One panel per metric, one line per value of the key `by`; several runs of one value become their mean and its band."""
     labels: dict[str, list[Run]] = {}
@@ -288,6 +299,7 @@ def _parser() -> argparse.ArgumentParser:
     drawing.add_argument("--metric", action="append", help=f"a panel each; without: {' and '.join(DRAWN)}")
     drawing.add_argument("--by", default="algorithm", help="config key that tells the lines apart")
     drawing.add_argument("--x", choices=("step", "minutes"), default="step")
+    drawing.add_argument("--only", nargs="+", metavar="ALGORITHM", help="draw the runs of these algorithms only")
     drawing.add_argument("--recipe", help="draw the runs of this recipe only, by its file's name without .toml")
     drawing.set_defaults(run=_draw)
     showing = commands.add_parser("table", help="before and after, as markdown")
@@ -299,6 +311,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _draw(arguments: argparse.Namespace) -> None:
     runs = one_recipe(load(arguments.file), arguments.recipe)
+    runs = only(runs, arguments.only) if arguments.only else runs
     arguments.svg.write_text(chart(runs, arguments.metric or DRAWN, arguments.by, arguments.x), encoding="utf-8")
     print(f"{arguments.svg}: {len(runs)} runs")
 

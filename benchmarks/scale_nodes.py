@@ -3,8 +3,8 @@
 In: nothing. The program starts Ray itself, in its own network namespace where only loopback is up (Linux with unshare). Out: a
 table, or with --json the figures by name, after each part:
 
-    start      seconds until all environments stand, and how many the busiest and the idlest host have
-    memory     PSS of the host processes, per environment, and what one environment adds
+    start      seconds until all environments stand, and how many the busiest and the idlest server have
+    memory     PSS of the server processes, per environment, and what one environment adds
     leases     every environment is leased, then called, then given back, again and again: leases per second
     chains     whole chains with a scripted engine, two calls each, as many at once as there are environments; a reply takes
                5 seconds, so the figure to read is the driver's processor time
@@ -91,10 +91,10 @@ def pss_mb(pids: list[int]) -> float:
 
 
 def host_pids() -> list[int]:
-    """The processes of the environment hosts."""
+    """The processes of the environment servers."""
     found_pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        if b"environment-host" in path.read_bytes():
+        if b"environment-server" in path.read_bytes():
             found_pids.append(int(path.parent.name))
     return found_pids
 
@@ -143,7 +143,7 @@ class Benchmark:
         from agentfly.fleet.node_launcher import NodeLauncher
         from agentfly.fleet.ray_cluster import Cluster
         from agentfly.fleet.reservation import Share
-        from agentfly.training.cluster.env_hosts import EnvHosts
+        from agentfly.training.cluster.env_servers import EnvServers
 
         began = time.perf_counter()
         nodes = Nodes(self.num_nodes)
@@ -159,31 +159,31 @@ class Benchmark:
         spec = spec_of(GuessEnv)
         with Cluster.connect(nodes.address, note=print) as cluster:
             began = time.perf_counter()
-            # A killed node's host is placed on another node, so each has room for more than one.
+            # A killed node's server is placed on another node, so each has room for more than one.
             launcher = NodeLauncher(cluster, Share(1.0))
-            async with EnvHosts(launcher, [spec], self.num_nodes, cluster.own.address, note=print) as hosts:
+            async with EnvServers(launcher, [spec], self.num_nodes, cluster.own.address, note=print) as servers:
                 self.put("start/hosts_s", time.perf_counter() - began)
-                assert len({member.node for member in hosts.fleet.live}) == self.num_nodes
+                assert len({member.node for member in servers.fleet.live}) == self.num_nodes
                 empty = pss_mb(host_pids())
-                async with open_environments(agent, make_plan(agent), self.environments, hosts=hosts.directory) as plan:
-                    await self.stand(plan.manager, hosts)
+                async with open_environments(agent, make_plan(agent), self.environments, directory=servers.directory) as plan:
+                    await self.stand(plan.manager, servers)
                     self.memory(empty)
                     await self.lease_all(plan.manager)
                     await self.chains(plan)
-                    await self.lose_a_node(plan, hosts, nodes)
-                assert list(hosts.directory.counts.values()) == [0] * self.num_nodes, hosts.directory.counts
-                await asyncio.sleep(2)  # the hosts report every second
-                left = sum(member.instances for member in hosts.fleet.live)
+                    await self.lose_a_node(plan, servers, nodes)
+                assert list(servers.directory.counts.values()) == [0] * self.num_nodes, servers.directory.counts
+                await asyncio.sleep(2)  # the servers report every second
+                left = sum(member.instances for member in servers.fleet.live)
                 assert left == 0, f"{left} environments are left"
         assert not host_pids()
         self.put("lost/environments_left", 0)
 
-    async def stand(self, manager: Any, hosts: Any) -> None:
+    async def stand(self, manager: Any, servers: Any) -> None:
         """Create all environments."""
         began = time.perf_counter()
         assert await manager.warm(GuessEnv, self.environments, 600.0) == self.environments
         self.put("start/environments_s", time.perf_counter() - began)
-        counts = list(hosts.directory.counts.values())
+        counts = list(servers.directory.counts.values())
         assert sum(counts) == self.environments, counts
         self.put("start/most_on_a_host", max(counts))
         self.put("start/fewest_on_a_host", min(counts))
@@ -226,11 +226,11 @@ class Benchmark:
         tasks = [Task(str(number), (agentfly.Message("user", "guess"),), {"secret": 7}) for number in range(self.environments)]
         return await run_chains(plan, tasks, num_chains=1, max_concurrency=self.environments, prefix=prefix)
 
-    async def lose_a_node(self, plan: Any, hosts: Any, nodes: Nodes) -> None:
+    async def lose_a_node(self, plan: Any, servers: Any, nodes: Nodes) -> None:
         manager = plan.manager
-        victim = hosts.fleet.live[0]
+        victim = servers.fleet.live[0]
         name = victim.node
-        on_it = next(count for host, count in hosts.directory.counts.items() if host.url == victim.url)
+        on_it = next(count for server, count in servers.directory.counts.items() if server.url == victim.url)
         running = asyncio.ensure_future(self._run(plan, "b-"))
         while len(manager.holders()) < 0.9 * self.environments:  # noqa: ASYNC110 - a benchmark
             await asyncio.sleep(0.1)
@@ -247,7 +247,7 @@ class Benchmark:
         self.put("loss/environments_lost", on_it)
         self.put("loss/chains_failed", sum(failed))
         assert await manager.warm(GuessEnv, self.environments, 600.0) == self.environments
-        while len(hosts.live) < self.num_nodes:  # noqa: ASYNC110 - a benchmark
+        while len(servers.fleet.live) < self.num_nodes:  # noqa: ASYNC110 - a benchmark
             await asyncio.sleep(0.05)
         self.put("loss/all_stand_again_s", time.perf_counter() - began)
 

@@ -61,7 +61,7 @@ def work(rank: int, size: int, port: int, result: Path) -> None:
 
     from agentfly.engines.local import load_model
     from agentfly.learn.learner import PolicyLearner
-    from agentfly.learn.ranks.environment import read_place
+    from agentfly.learn.ranks.environment import read_rank
     from agentfly.learn.ranks.group import RankGroup
     from agentfly.learn.ranks.learner import RankLearner
     from agentfly.learn.settings import OptimSettings
@@ -75,9 +75,9 @@ def work(rank: int, size: int, port: int, result: Path) -> None:
         learner = PolicyLearner(model, "grpo", optim=optim)
     else:
         os.environ |= {"RANK": f"{rank}", "WORLD_SIZE": f"{size}", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
-        place = read_place()
-        assert place is not None
-        group = RankGroup.join(place, "cpu", TIMEOUT_S)
+        this = read_rank()
+        assert this is not None
+        group = RankGroup.join(this, "cpu", TIMEOUT_S)
         learner = RankLearner(model, "grpo", ranks=group, reduce="float32", timeout_s=TIMEOUT_S, optim=optim)
         if not group.leads:
             learner.follow()

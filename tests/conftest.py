@@ -76,6 +76,23 @@ def a_collection_visits_the_objects_of_one_module() -> Iterator[None]:
     gc.collect()
 
 
+def numerics() -> tuple[object, ...]:
+    """How torch computes in this process; as torch begins if it is not imported."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return "highest", "torch.float32", False
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return torch.get_float32_matmul_precision(), str(torch.get_default_dtype()), deterministic
+
+
+@pytest.fixture(autouse=True, scope="module")
+def torch_computes_as_before() -> Iterator[None]:
+    """A module that left another precision would change what the next one computes, in an order that depends on the workers."""
+    before = numerics()
+    yield
+    assert numerics() == before, f"the tests of this module left torch with {numerics()}"
+
+
 @pytest.fixture(autouse=True, scope="module")
 def java_ends_with_the_module() -> Iterator[None]:
     """ScienceWorld's JVMs stay up for a minute; close them after each module of tests."""

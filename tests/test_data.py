@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from agentfly import plugins
+from agentfly.build import build_tasks, held_out_tasks
+from agentfly.config import Config
 from agentfly.data import check_fields, load_tasks, row_key, split_rows
 from agentfly.errors import ConfigError, DataError, MissingExtra, UnknownName
 from agentfly.types import Message, Task
@@ -51,7 +53,11 @@ def test_messages_are_taken_as_they_are() -> None:
     ("row", "what"),
     [
         ("text", "a row is an object"),
-        ({"answer": "4"}, "neither 'question' nor 'messages'"),
+        ({"answer": "4"}, "has none of messages, question, prompt"),
+        ({"instruction": 3}, "'instruction' must be a non-empty string"),
+        ({"conversations": [{"from": "robot", "value": "x"}]}, "roles are"),
+        ({"conversations": [{"from": "human"}]}, "message 0"),
+        ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}, "nothing to reply to"),
         ({"question": ""}, "non-empty string"),
         ({"question": None}, "non-empty string"),
         ({"question": "a", "messages": []}, "non-empty list"),
@@ -149,6 +155,68 @@ PARTS = [{"type": "text", "text": "What is 2 + 2?"}, {"type": "text", "text": "B
 def test_content_parts_are_read_as_text(content: Any, text: str) -> None:
     (task,) = load_tasks([{"messages": [{"role": "user", "content": content}]}])
     assert task.messages == (Message("user", text),)
+
+
+@pytest.mark.parametrize(
+    ("row", "asked"),
+    [
+        ({"problem": "2 + 2", "solution": "4"}, "2 + 2"),
+        ({"instruction": "Add.", "input": "2 and 2", "output": "4"}, "Add.\n\n2 and 2"),
+        ({"instruction": "Say hello.", "input": ""}, "Say hello."),
+        ({"question": "Which?", "problem": "a field", "instruction": "too"}, "Which?"),
+    ],
+)
+def test_the_usual_names_of_a_question_are_read_and_stay_fields(row: dict[str, str], asked: str) -> None:
+    (task,) = load_tasks([row])
+    assert task.messages == (Message("user", asked),)
+    assert task.fields == row
+
+
+def test_rows_with_from_and_value_are_conversations() -> None:
+    turns = [("system", "Be brief."), ("human", "Hi"), ("gpt", "Hello."), ("human", "2 + 2?")]
+    row = {"conversations": [{"from": who, "value": text} for who, text in turns], "answer": "4"}
+    (task,) = load_tasks([row])
+    assert [(message.role, message.content) for message in task.messages] == [
+        ("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello."), ("user", "2 + 2?"),
+    ]  # fmt: skip
+    assert task.fields == {"answer": "4"}
+
+
+def test_columns_name_the_fields_of_rows_also_those_that_lie_deeper() -> None:
+    row = {"problem": "2 + 2", "reward_model": {"style": "rule", "ground_truth": "4"}, "a.b": "dotted", "level": 3}
+    columns = {"question": "problem", "answer": "reward_model.ground_truth", "name": "a.b"}
+    (task,) = load_tasks([row], columns=columns)
+    assert task.messages == (Message("user", "2 + 2"),)
+    reward_model = row["reward_model"]
+    assert task.fields == {"question": "2 + 2", "answer": "4", "name": "dotted", "level": 3, "reward_model": reward_model}
+    swapped = load_tasks([{"question": "4", "answer": "2 + 2"}], columns={"question": "answer", "answer": "question"})
+    assert swapped[0].fields == {"question": "2 + 2", "answer": "4"}
+
+
+def test_a_column_that_a_row_lacks_is_named_with_the_columns_that_it_has() -> None:
+    rows = [{"problem": "a", "answer": {"text": "1"}}, {"question": "b"}]
+    with pytest.raises(DataError, match="row 1 has no column 'problem', which data.columns names; its columns: question"):
+        load_tasks(rows, columns={"question": "problem"})
+    with pytest.raises(DataError, match="row 0 has no column 'answer.text.more'"):
+        load_tasks(rows, columns={"question": "answer.text.more"})
+    with pytest.raises(DataError, match="the row is a Task"):
+        load_tasks(load_tasks([{"question": "b"}]), columns={"question": "problem"})
+
+
+def test_columns_of_a_config_hold_for_training_validation_and_evaluation(tmp_path: Path) -> None:
+    for name in ("train", "held"):
+        rows = [json.dumps({"ask": f"{name} {number}", "gold": str(number)}) for number in range(3)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    words = [f"data.train={tmp_path}/train.jsonl", "data.columns.question=ask", "data.columns.answer=gold"]
+    config = Config.load(None, words)
+    assert Config.load(None, ["data.columns={question='ask', answer='gold'}", words[0]]) == config
+    train, validation = build_tasks(config)
+    assert {task.fields["answer"] for task in [*train, *validation]} == {"0", "1", "2"}
+    both = Config.load(None, [*words, f"data.validation={tmp_path}/held.jsonl"])
+    assert [task.fields["question"] for task in build_tasks(both)[1]] == ["held 0", "held 1", "held 2"]
+    assert [task.fields["question"] for task in held_out_tasks(both, "validation")] == ["held 0", "held 1", "held 2"]
+    source = "data.sources.a={train='%s', columns={question='ask', answer='gold'}}" % (tmp_path / "train.jsonl")
+    assert build_tasks(Config.load(None, [source]))[0][0].fields["answer"] in {"0", "1", "2"}
 
 
 def test_messages_are_the_prompt_and_a_question_beside_them_is_a_field() -> None:

@@ -162,6 +162,8 @@ def run_line(line: str) -> None:
         os.chdir(rest[0])
     elif command == "agentfly" and rest[0] in ("fetch", "view"):  # it would download, or serve until it is stopped
         make_parser().parse_args(rest)
+    elif command == "agentfly" and rest[0] == "sweep":  # tests/cli/test_sweep.py trains one
+        run_agentfly([*rest, "--dry-run"])
     elif command == "agentfly":
         run_agentfly(miniature([match for word in rest for match in (sorted(glob(word)) if "*" in word else [word])]))
     elif command == "python":

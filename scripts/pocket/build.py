@@ -205,7 +205,8 @@ def build(
     workers = max(0, (os.cpu_count() or 1) - 2) if workers is None else workers
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
-    torch.backends.cuda.matmul.allow_tf32 = True
+    if device.startswith("cuda"):  # it holds for the whole process, where checks of float32 read it
+        torch.backends.cuda.matmul.allow_tf32 = True
 
     started = time.perf_counter()
     texts = itertools.chain(demonstrations(f"{seed} corpus", "good", CORPUS), demonstrations(f"{seed} corpus", "mixed", CORPUS))

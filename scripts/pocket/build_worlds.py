@@ -156,7 +156,8 @@ def build(
     taken = good is not None and (good / WEIGHTS).is_file() and (good / "build.json").is_file()
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
-    torch.backends.cuda.matmul.allow_tf32 = True
+    if device.startswith("cuda"):  # it holds for the whole process, where checks of float32 read it
+        torch.backends.cuda.matmul.allow_tf32 = True
 
     started = time.perf_counter()
     phases = PHASES[1:] if taken else PHASES

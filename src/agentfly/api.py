@@ -18,7 +18,8 @@ from . import plugins
 from .agents.base import BaseAgent
 from .aio.threads import run_to_end
 from .build import build_agent, build_tasks, hinted_fields, open_directory, trainable_engine
-from .config import SECTIONS, SELF, Config, apply_overrides, keys
+from .config import SECTIONS, Config, apply_overrides, keys
+from .config.sections import SELF
 from .data import check_fields
 from .engines import check_engine, check_trained_sampling
 from .errors import ConfigError
@@ -26,19 +27,20 @@ from .runs.checkpoints import list_checkpoints
 from .training import start
 from .training.cluster.join import joined_cluster
 from .training.draws import TaskDraws
-from .training.loop import TrainResult, run
+from .training.loop import run
 from .training.parts import open_parts
-from .training.ranks.roles import find_place, follow_ranks, join_ranks, rank_model
+from .training.ranks.roles import find_rank, follow_ranks, join_ranks, rank_model
 from .training.ranks.supervisor import report_directory
 from .training.stopping import StopSignals
 from .training.workers.engine import use_workers
 from .types import Task
-from .verl import train_verl
+from .verl.launch import train_verl
 from .watch.observers import Observers
 from .watch.progress import Progress
+from .watch.results import TrainResult
 
 if TYPE_CHECKING:
-    from .learn.ranks.environment import Place
+    from .learn.ranks.environment import ThisRank
     from .learn.ranks.group import RankGroup
 
 
@@ -77,8 +79,8 @@ def train(
         if data is None and not job.config.data.sources:
             raise ConfigError("train(agent, data=...) needs a data set: a file, a task set's name, or a list of rows")
     progress = progress or Progress(job.config.train.steps)
-    place = find_place(job.config)
-    return train_here(job, resume, progress) if place is None else train_rank(job, place, resume, progress)
+    this = find_rank(job.config)
+    return train_here(job, resume, progress) if this is None else train_rank(job, this, resume, progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +119,9 @@ class TrainJob:
         return train, validation
 
 
-def train_rank(job: TrainJob, place: Place, resume: str | Path | None, progress: Progress) -> TrainResult:
+def train_rank(job: TrainJob, this: ThisRank, resume: str | Path | None, progress: Progress) -> TrainResult:
     """Train as one of several ranks: rank 0 as a run in one process does, the others by what it says."""
-    with closing(join_ranks(job.config, place, job.agent.engine_options.get("device"))) as ranks:
+    with closing(join_ranks(job.config, this, job.agent.engine_options.get("device"))) as ranks:
         if ranks.leads:
             return train_here(job, resume, progress, ranks)
         follow_ranks(job.config, rank_model(job.agent, ranks) or trainable_engine(job.agent).model, ranks)
@@ -148,8 +150,7 @@ def train_here(job: TrainJob, resume: str | Path | None, progress: Progress, ran
                     if ranks is not None:
                         ended.callback(ranks.end_ranks)
                     begin = start.start_over(parts) if checkpoint is None else start.resume(parts, checkpoint)
-                    result: TrainResult = run_to_end(run(parts, begin, signals))
-                    return result
+                    return run_to_end(run(parts, begin, signals))
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             if signals.received is None:
                 raise

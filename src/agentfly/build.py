@@ -93,8 +93,8 @@ def build_reference(config: Config, model: Any, tokenizer: Any = None) -> Any:
         return None
     if config.lora.rank and name == config.agent.model:
         return frozen_base(model)
-    given = (config.agent.max_context, engine_options(config.agent.engine).get("max_context"))
-    longest = min([context_of(model.config), *(limit for limit in given if limit)])
+    limits = (config.agent.max_context, engine_options(config.agent.engine).get("max_context"))
+    longest = min([context_of(model.config), *(limit for limit in limits if limit)])
     return open_reference(newest_of(name), model, tokenizer, longest)
 
 
@@ -108,8 +108,8 @@ def build_hint(config: Config, agent: BaseAgent) -> Prompts | None:
         replies = [at for at, message in enumerate(trajectory.messages) if message.role == "assistant"]
         first = replies[-len(trajectory.turns)] if len(replies) >= len(trajectory.turns) else len(trajectory.messages)
         *before, last = trajectory.messages[:first]
-        told = replace(last, content=f"{last.content}\n{hint.format_map(trajectory.task.fields)}")
-        return renderer.start([*before, last], agent.schemas), renderer.start([*before, told], agent.schemas)
+        hinted = replace(last, content=f"{last.content}\n{hint.format_map(trajectory.task.fields)}")
+        return renderer.start([*before, last], agent.schemas), renderer.start([*before, hinted], agent.schemas)
 
     return prompts
 
@@ -244,14 +244,14 @@ def _source_tasks(
         raise ConfigError(
             "data.train is not set: point it at a .json, .jsonl, .csv or .parquet file, at hf://NAME, or at a task set"
         )
-    train = load_tasks(data, split="train", count=settings.train_count, seed=seed)
+    train = load_tasks(data, split="train", count=settings.train_count, seed=seed, columns=settings.columns)
     if validation is None and _names_own_splits(data):
         validation = data
     if validation is None:
         train, held = split_rows(train, settings.holdout, seed, key=row_key)
     else:
         count = None if _is_finite(validation) else settings.validated
-        held = load_tasks(validation, split="validation", count=count, seed=seed)
+        held = load_tasks(validation, split="validation", count=count, seed=seed, columns=settings.columns)
         refuse_overlap(train, held[: settings.validated])
     if len(held) > settings.validated and say is not None:
         say(f"validation plays the first {settings.validated:,} of {len(held):,} held-out rows (data.validation_count)")
@@ -280,7 +280,7 @@ def held_out_tasks(config: Config, split: str, say: Callable[[str], None] | None
     """
     if config.data.sources:
         parts = [(each, replace(config, data=each.data)) for each in config.data.parts()]
-        tasks = [task for each, own in parts for task in _of_source(each, held_out_tasks(own, split, say))]
+        tasks = [task for each, of_source in parts for task in _of_source(each, held_out_tasks(of_source, split, say))]
         _refuse_shared_ids(tasks)
         return tasks
     data = config.data
@@ -290,7 +290,8 @@ def held_out_tasks(config: Config, split: str, say: Callable[[str], None] | None
     is_file = is_file_name(source)
     if is_file and split != "validation":
         raise ConfigError(f"only a task set has a split {split!r}; a data file has its rows: give it as --data FILE")
-    rows = load_tasks(source, split=split, count=None if is_file else data.validation_count, seed=config.seed)
+    count = None if is_file else data.validation_count
+    rows = load_tasks(source, split=split, count=count, seed=config.seed, columns=data.columns)
     total, why = len(rows), ""
     if is_file and data.validation is None and is_checkpoint(config.agent.model):
         rows = split_rows(rows[: data.train_count], data.holdout, config.seed, key=row_key)[1]

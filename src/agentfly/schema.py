@@ -92,7 +92,7 @@ type_hints: Callable[[Any], dict[str, Any]] = cache(partial(get_type_hints, incl
 """Returns the annotations of a class or function, with their bounds."""
 
 
-def read(key: str, value: Any, hint: Any, limit: Limit | None = None) -> Any:
+def read(key: str, value: object, hint: object, limit: Limit | None = None) -> Any:
     """Returns the value as the type `hint`: an integer becomes a float, and `"a, b"` a list of strings.
 
     A hint of another kind, such as `Any`, takes every value. Raises ConfigError, whose sentence begins with `key`.
@@ -126,7 +126,7 @@ def read(key: str, value: Any, hint: Any, limit: Limit | None = None) -> Any:
 _REFUSED = object()
 
 
-def _converted(key: str, value: Any, hint: Any, origin: Any, args: tuple[Any, ...]) -> Any:
+def _converted(key: str, value: Any, hint: object, origin: object, args: tuple[Any, ...]) -> Any:
     """Returns the value as a type that is no union and no choice, or `_REFUSED`."""
     if hint is float:
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -156,7 +156,7 @@ def _converted(key: str, value: Any, hint: Any, origin: Any, args: tuple[Any, ..
     return (tuple if origin is tuple else list)(read(f"{key}[{i}]", item, args[0]) for i, item in enumerate(value))
 
 
-def refusal(key: str, value: Any, hint: Any, limit: Limit | None = None, more: str = "") -> ConfigError:
+def refusal(key: str, value: object, hint: object, limit: Limit | None = None, more: str = "") -> ConfigError:
     """The error for a value that `hint` does not take."""
     shown = repr(value)
     return ConfigError(f"{key} must be {words(hint, limit)}, not {shown if len(shown) <= 80 else f'{shown[:77]}...'}{more}")
@@ -184,11 +184,11 @@ def words(hint: Any, limit: Limit | None = None) -> str:
 _PLURALS = {int: "integers", float: "numbers", str: "strings", Path: "paths"}
 
 
-def _plain(hint: Any) -> Any:
+def _plain(hint: object) -> Any:
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
-def type_name(hint: Any, limit: Limit | None = None) -> str:
+def type_name(hint: object, limit: Limit | None = None) -> str:
     """Returns the words without articles, for a column of a table."""
     return re.sub(r"\b(?:a|an) ", "", words(hint, limit))
 
@@ -199,8 +199,8 @@ _BUDGET = re.compile(r"(?P<dollar>\$)?\s*(?P<number>\d+(?:\.\d+)?|\.\d+)\s*(?P<u
 
 def read_budget(key: str, text: str) -> tuple[float | None, float | None]:
     """The seconds or the dollars of a budget: ("20min") is (1200.0, None), ("$2") is (None, 2.0). Raises ConfigError."""
-    found = _BUDGET.fullmatch(text.strip())
-    if found is None or bool(found["dollar"]) == bool(found["unit"]) or not float(found["number"]) > 0:
+    match = _BUDGET.fullmatch(text.strip())
+    if match is None or bool(match["dollar"]) == bool(match["unit"]) or not float(match["number"]) > 0:
         raise ConfigError(f'{key} is a time such as "90s", "20min", "1.5h" or "2d", or an amount such as "$2", not {text!r}')
-    number = float(found["number"])
-    return (None, number) if found["dollar"] else (number * _UNITS[found["unit"]], None)
+    number = float(match["number"])
+    return (None, number) if match["dollar"] else (number * _UNITS[match["unit"]], None)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from agentfly.aio import threads
 from agentfly.aio.threads import Abandoned, ThreadPool, WorkerThread, run_in_thread
 from agentfly.errors import WorldError
 
@@ -68,6 +69,54 @@ def test_abandoning_stops_the_running_job_refuses_the_queued_ones_and_runs_the_f
         assert sorted(seen) == ["final", "stopped"]
         with pytest.raises((Abandoned, asyncio.CancelledError)):
             await asyncio.wait_for(running, 60)
+
+    asyncio.run(main())
+
+
+class Spins:
+    """Its finalizer runs until an exception ends it, which Python then ignores."""
+
+    def __init__(self, begun: threading.Event) -> None:
+        self.begun = begun
+
+    def __del__(self) -> None:
+        self.begun.set()
+        while True:
+            time.sleep(0.001)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("taken_by", ["a finalizer", "a bare except", "an async call"])
+def test_an_abandoned_call_is_interrupted_again_when_something_took_the_first_exception(
+    taken_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "AGAIN_S", 0.01)
+
+    async def main() -> None:
+        thread, begun, taken = WorkerThread("test"), threading.Event(), []
+
+        def goes_on() -> None:
+            if taken_by == "a finalizer":
+                Spins(begun)
+            while True:
+                begun.set()
+                try:
+                    time.sleep(0.001)
+                except:  # noqa: E722  what a user's tool may do
+                    if taken_by == "a finalizer" or len(taken) == 2:
+                        raise
+                    taken.append("once")
+
+        async def retries() -> None:
+            goes_on()
+
+        running = asyncio.create_task(thread.run(retries if taken_by == "an async call" else goes_on))
+        await asyncio.to_thread(begun.wait, 60)
+        thread.abandon()
+        assert await thread.join(60)
+        with pytest.raises((Abandoned, asyncio.CancelledError)):
+            await asyncio.wait_for(running, 60)
+        assert taken == [] if taken_by == "a finalizer" else ["once"] * 2
 
     asyncio.run(main())
 

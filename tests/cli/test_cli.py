@@ -46,6 +46,16 @@ def test_each_kind_can_be_listed(kind: str, verb: list[str], capsys: pytest.Capt
         assert len(listed[name].split()) > 1, f"{name} has no description"
 
 
+def test_algorithms_are_listed_with_their_papers_and_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["algorithms"]) == 0
+    listed = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert all(re.search(r"arXiv:\d{4}\.\d{5} \(credit: .*; loss: .*\)$", line) for line in listed.values())
+    assert "(credit: a critic; loss: clipped ratio, arXiv:1707.06347; keys: loss.critic, loss.gamma, " in listed["ppo"]
+    assert "(credit: groups; loss: its own, of each chain; " in listed["gspo"]
+    assert listed["gigpo"].endswith("keys: loss.normalize_std, loss.options.turn_weight, loss.options.turn_gamma)")
+    assert "(credit: a reference; " in listed["distill"] and "(credit: the batch; " in listed["reinforce++"]
+
+
 def test_no_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     assert "agentfly" in capsys.readouterr().out

@@ -27,8 +27,8 @@ class Chat(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """An answer is a dict (sent as JSON), a list of strings (sent as lines of a stream), (status, headers, text), or
-    seconds to sleep."""
+    """An answer is a dict (sent as JSON), a list of strings (sent as lines of a stream; at None the stream hangs),
+    (status, headers, text), or seconds to sleep."""
 
     server: Chat
 
@@ -42,16 +42,21 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(answer, tuple):
             status, headers, text = answer
         elif isinstance(answer, list):
-            status, headers, text = 200, {"Content-Type": "text/event-stream"}, "".join(f"{line}\n\n" for line in answer)
+            lines = answer[: answer.index(None)] if None in answer else answer
+            status, headers, text = 200, {"Content-Type": "text/event-stream"}, "".join(f"{line}\n\n" for line in lines)
         else:
             status, headers, text = 200, {}, json.dumps(answer)
         payload = text.encode()
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(payload)))
+        hangs = isinstance(answer, list) and None in answer
+        self.send_header("Content-Length", str(len(payload) + hangs))
         self.end_headers()
         self.wfile.write(payload)
+        if hangs:
+            self.wfile.flush()
+            self.rfile.read(1)  # until the client has gone
 
     def log_message(self, *args: Any) -> None:
         """Tests need no access log."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agentfly.engines.copies import PROBE, LearnerCopy, Probe
+from agentfly.engines.copies import PROBE, LearnerCopy, ProbeAnswer
 from agentfly.errors import ConfigError, InvariantError
 from agentfly.learn.model.lora import adapt
 from agentfly.learn.settings import LoraSettings
@@ -39,7 +39,9 @@ def honest(teller, noise=0.0, reply_noise=0.0):
         assert sampling is PROBE
         scores = [score + noise for score in teller.score(ids)]
         again = teller.score([*ids, *reply], sampling.temperature)[len(ids) - 1 :]
-        return Probe(scores, Completion(text="", token_ids=reply, logprobs=[x + reply_noise for x in again], versions=[0] * 3))
+        return ProbeAnswer(
+            scores, Completion(text="", token_ids=reply, logprobs=[x + reply_noise for x in again], versions=[0] * 3)
+        )
 
     return ask
 
@@ -84,7 +86,7 @@ def test_an_update_within_the_noise_is_not_accused(learner, folder):
 
 def test_numbers_that_are_missing_are_refused(learner):
     def ask(ids, sampling):
-        return Probe([], Completion(text="", token_ids=[1], logprobs=[-1.0], versions=[0]))
+        return ProbeAnswer([], Completion(text="", token_ids=[1], logprobs=[-1.0], versions=[0]))
 
     with pytest.raises(InvariantError, match="gave 0 log-probs instead of"):
         learner.prove(0, ask, 0.05)

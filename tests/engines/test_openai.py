@@ -131,6 +131,30 @@ def test_a_streamed_reply_is_heard_piece_by_piece():
     assert body["stream"] is True
 
 
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_streamed_reply_that_is_cut_off_is_handed_over(begun: bool):
+    """A limit of the chain or the turn cancels the call."""
+    asked, kept = asyncio.Event(), []
+
+    async def main(url: str) -> None:
+        engine = OpenAIEngine("m", base_url=url, api_key=KEY)
+        request = Request([], Sampling(), messages=HI, on_text=lambda text: asked.set(), on_cut=kept.append)
+        call = asyncio.create_task(engine.generate(request))
+        if begun:
+            await asyncio.wait_for(asked.wait(), 60)
+        else:
+            await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await engine.close()
+
+    call = {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "add", "arguments": '{"a"'}}]}
+    with chat_server([piece(call), piece({"content": "half a re"}), None]) as server:
+        asyncio.run(main(server.url))
+    assert kept == ([Completion(text="half a re", stop="length")] if begun else [])
+
+
 def test_the_tokens_that_the_server_counted_are_recorded():
     usage = {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15}
     with chat_server({**said("a b c"), "usage": usage}) as server:

@@ -161,6 +161,12 @@ def test_what_the_files_of_a_folder_tell_is_told_before_the_weights_are_read(
         assert re.search(why, told)
 
 
+def test_the_model_of_a_chat_server_can_be_sampled_from_and_not_trained() -> None:
+    name = "openai:mine@http://127.0.0.1:1/v1"
+    assert is_model(name)
+    assert [(each.name, each.ok) for each in diagnose_model(name)] == [("sampled", True), ("trained", False)]
+
+
 def test_the_folder_of_a_run_in_the_place_of_a_model_is_answered_with_its_newest_checkpoint(tmp_path: Path) -> None:
     for step in ("step-000004", "step-000008"):
         (tmp_path / "checkpoints" / step).mkdir(parents=True)

@@ -569,10 +569,17 @@ SAMPLERS: dict[str, tuple[Callable[[Patch], None], str, dict[str, Any]]] = {
 def test_a_sampler_of_another_distribution_stops_the_run(sure_model: Path, tmp_path: Path, fault: str) -> None:
     plant, told, options = SAMPLERS[fault]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evidence, "EVERY", 1)  # all chains, so that a short run has the tokens of a long one
+        patch.setattr(evidence, "EARLY", 1000)  # so many chains in all steps: a short run has the tokens of a long one
         plant(patch)
         with pytest.raises(InvariantError, match=told):
             train(sure_model, tmp_path, **({"steps": 12, "lr": 1e-5} | options))
+
+
+def test_a_sampler_that_is_wrong_from_the_start_is_found_in_the_first_updates(sure_model: Path, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        truncated("top_p", 0.8)(patch)
+        with pytest.raises(InvariantError, match="the engine draws from another distribution"):
+            train(sure_model, tmp_path, steps=evidence.EARLY, num_tasks=8)
 
 
 def test_averages_that_a_resume_loses_stop_the_run(model: Path, tmp_path: Path) -> None:

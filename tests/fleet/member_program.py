@@ -12,7 +12,7 @@ from typing import Any
 
 from agentfly.fleet import link
 from agentfly.fleet.bare import software
-from agentfly.fleet.link import Connection, Message
+from agentfly.fleet.link import Connection, LinkMessage
 
 ORDER = "AGENTFLY_TEST_ORDER"
 
@@ -35,7 +35,7 @@ def serve(ticket: Mapping[str, Any]) -> None:
 async def _serve(ticket: Mapping[str, Any]) -> None:
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
 
-    def handle(message: Message) -> None:
+    def handle(message: LinkMessage) -> None:
         if message.kind == "stop":
             stopped.set()
         elif message.kind == "double":

@@ -18,7 +18,7 @@ from agentfly.errors import ConfigError, DataError, EngineError, InvariantError
 from agentfly.fleet import fleet as fleet_module
 from agentfly.fleet.fleet import Fleet, Role
 from agentfly.fleet.launcher import LocalLauncher
-from agentfly.fleet.link import Message, pack
+from agentfly.fleet.link import LinkMessage, pack
 from agentfly.fleet.member import Member, MemberLost
 from tests.fleet.member_program import ORDER
 from tests.scale.forked import wait_until_gone
@@ -47,7 +47,7 @@ class Scripted(Role[Member]):
         if self.fault is not None:
             raise self.fault
 
-    def hear(self, member: Member, message: Message) -> None:
+    def hear(self, member: Member, message: LinkMessage) -> None:
         assert message.kind == "status"
         self.reports.append(message.value["pid"])
 

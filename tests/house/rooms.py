@@ -30,38 +30,38 @@ ROOMS = {
     "schema": Room(1, 150),
     "foreign_names": Room(1, 59),
     "protocols": Room(2, 107),
-    "aio": Room(2, 766),
+    "aio": Room(2, 774),
     "codec": Room(2, 140),
     "net": Room(2, 550),
     "plugins": Room(2, 99),
     "recipes": Room(2, 91),
-    "data": Room(3, 318),
+    "data": Room(3, 380),
     "tools": Room(4, 1_360),
-    "render": Room(4, 4_142),
+    "render": Room(4, 4_160),
     "kernels": Room(4, 1_314),
     "sandbox": Room(5, 2_790),
-    "engines": Room(5, 4_747),
+    "engines": Room(5, 4_763),
     "resources": Room(6, 3_808),
-    "rewards": Room(6, 2_332),
-    "fleet": Room(7, 1_300),
+    "rewards": Room(6, 2_383),
+    "fleet": Room(7, 1_305),
     "faults": Room(6, 110),
     "testing": Room(7, 190),
     "rollout": Room(7, 1_302),
-    "agents": Room(8, 679),
-    "envs": Room(8, 10_532),
-    "learn": Room(8, 6_252),
-    "runs": Room(8, 3_066),
-    "pocket": Room(9, 260),
-    "watch": Room(9, 2_324),
-    "config": Room(9, 544),
-    "build": Room(10, 236),
+    "agents": Room(8, 678),
+    "envs": Room(8, 10_531),
+    "learn": Room(8, 6_256),
+    "runs": Room(8, 3_059),
+    "pocket": Room(9, 259),
+    "watch": Room(9, 2_393),
+    "config": Room(9, 567),
+    "build": Room(10, 237),
     "planning": Room(10, 715),
-    "training": Room(11, 4_673),
-    "verl": Room(12, 1_289),
-    "health": Room(12, 974),
-    "api": Room(13, 165),
+    "training": Room(11, 4_618),
+    "verl": Room(12, 1_291),
+    "health": Room(12, 980),
+    "api": Room(13, 166),
     "view": Room(13, 1_745),
-    "cli": Room(14, 2_113),
+    "cli": Room(14, 2_414),
     "__main__": Room(15, 8),
     "__init__": Room(16, 67),
 }
@@ -88,7 +88,7 @@ HEAVY = {
     ),
     "tokenizers": ("render/", "engines/local"),
     "safetensors": ("learn/", "engines/local"),
-    "rich": ("watch/", "cli/commands.py", "cli/train.py", "cli/runs/"),
+    "rich": ("watch/", "cli/commands.py", "cli/sweep.py", "cli/train.py", "cli/runs/"),
     "httpx": ("net/", "resources/backends/"),
     "msgpack": ("codec.py",),
     "omegaconf": (),
@@ -126,29 +126,22 @@ MAX_FILES_OF_A_FOLDER = 15
 MAX_LINES_OF_A_FILE = 450
 MAX_LINES_OF_A_FUNCTION = 80
 MAX_DOCSTRING_OF_A_MODULE = 12
-MAX_IMPORT_CHAIN = 29
-MAX_ANY = 544
+MAX_IMPORT_CHAIN = 27
+MAX_ANY = 516
 
 # What stands above a limit today. A row goes when its file, function, name or folder keeps the limit: the test asks for it.
 LONG_FILES: dict[str, int] = {
-    "config.py": 677,
     "engines/local/decode_batch.py": 487,
     "engines/local/engine.py": 592,
-    "envs/check.py": 459,
     "render/template_marks.py": 537,
-    "runs/query.py": 611,
+    "runs/query.py": 603,
     "runs/store.py": 498,
-    "verl/table.py": 588,
-    "training/workers/engine.py": 456,
-    "training/workers/weights.py": 480,
+    "verl/table.py": 589,
     "types.py": 590,
 }
 LONG_FUNCTIONS: dict[str, int] = {
     "engines/vllm_engine.py:__init__": 101,
     "rollout/chain.py:play": 93,
 }
-FOLDERS_IN_A_CIRCLE: dict[str, set[str]] = {
-    "envs.webshop": {"catalogue", "shop"},
-    "training": {"cluster", "ranks"},
-}
-SHARED_CLASS_NAMES: set[str] = {"Message", "Probe"}
+FOLDERS_IN_A_CIRCLE: dict[str, set[str]] = {}
+SHARED_CLASS_NAMES: set[str] = set()

@@ -30,7 +30,7 @@ def test_a_class_name_stands_for_one_class() -> None:
 
 def test_a_shared_class_name_is_found() -> None:
     tree = ast.parse("class Plan: ...")
-    assert shared_class_names([(SRC / "types.py", tree), (SRC / "data.py", tree)]) == {"Plan"}
+    assert shared_class_names([(SRC / "types.py", tree), (SRC / "errors.py", tree)]) == {"Plan"}
     assert shared_class_names([(SRC / "types.py", tree)]) == set()
 
 

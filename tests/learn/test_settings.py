@@ -109,7 +109,7 @@ def test_defaults_of_a_row_hold_until_the_user_says_otherwise():
 
 
 def test_a_group_of_one_is_refused_where_chains_are_compared():
-    with pytest.raises(ConfigError, match=r"set num_chains to 2 or more \(it is 1\), or use reinforce\+\+ or ppo"):
+    with pytest.raises(ConfigError, match=r"set num_chains above 1 \(it is 1\) or use ppo"):
         ALGORITHMS["grpo"].check_num_chains(1)
     ALGORITHMS["ppo"].check_num_chains(1)
     ALGORITHMS["rloo"].check_num_chains(2)

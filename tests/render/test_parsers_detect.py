@@ -13,7 +13,7 @@ from agentfly.errors import ConfigError, UnknownName
 from agentfly.render import HFRenderer
 from agentfly.render.parsers import ParsedReply, detect_parser, find_parser, fit_parser, get_parser
 from agentfly.render.parsers.reply import CallParser
-from agentfly.types import ToolCall
+from agentfly.types import Message, ToolCall
 
 CALL = ToolCall("search", {"query": "rivers", "limit": 3})
 OWN = {  # the templates of the renderer's tests
@@ -74,6 +74,47 @@ def test_a_template_that_turns_lists_into_text_is_refused_with_the_parser_of_its
     assert detect_parser(writing("c.function.arguments[key] | tojson")) == "hermes"
     with pytest.raises(ConfigError, match=r"does not write every argument .* parser='hermes' reads the names"):
         detect_parser(writing("c.function.arguments[key] | string | tojson"))
+
+
+def test_a_template_whose_calls_cannot_be_read_names_the_parser_of_the_format_that_it_speaks_of():
+    """As the templates for Phi-4-mini and ToolACE, which write arguments with Python's repr."""
+    phi = "Formatted as functools[...]. " + writing("c.function.arguments[key]")
+    with pytest.raises(ConfigError, match=r"speaks of the format of parser='firefunction': give it if the model"):
+        detect_parser(phi)
+
+
+def test_marks_around_all_calls_are_no_prose():
+    """As in MiniMax-M1's template: the calls are JSON objects between two marks, one in a line."""
+    template = (
+        "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.tool_calls %}<tool_calls>\n{% for c in m.tool_calls %}"
+        """{{ '{"name": "' + c.function.name + '", "arguments": ' + c.function.arguments | tojson + '}\n' }}{% endfor %}"""
+        "</tool_calls>{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    parsed = found(HFRenderer(make_tokenizer(template)))(
+        '<tool_calls>\n{"name": "search", "arguments": {"query": "x"}}\n</tool_calls>'
+    )
+    assert [call.arguments for call in parsed.calls] == [{"query": "x"}]
+    assert parsed.content == ""
+
+
+@pytest.mark.parametrize("rule", ["length < 9", "length != 9", "length > 9"])
+def test_a_template_that_asks_for_ids_of_some_length_gets_them(rule: str):
+    template = (
+        "{% for m in messages %}{% if m.tool_calls %}[CALLS]{% for c in m.tool_calls %}{% if c.id | "
+        + rule
+        + " %}{{ raise_exception('ids!') }}{% endif %}{{ c.function | tojson }}{% endfor %}{% elif m.role == 'tool' %}"
+        "{% if m.tool_call_id | "
+        + rule
+        + " %}{{ raise_exception('ids!') }}{% endif %}[RESULT]{{ m.content }}{% else %}[{{ m.role }}]{{ m.content }}{% endif %}"
+        "<|im_end|>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}{{ tools | tojson if tools else '' }}"
+    )
+    renderer = HFRenderer(make_tokenizer(template))
+    tools = [{"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}]
+    call = ToolCall("search", {"query": "rivers"})
+    messages = [Message("user", "Hi."), Message("assistant", "", (call,)), Message("tool", "seen"), Message("user", "Go on.")]
+    assert "rivers" in renderer.decode(renderer.start(messages, tools))
 
 
 def test_a_template_without_tools_is_an_error_that_says_what_to_do():

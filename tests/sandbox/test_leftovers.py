@@ -147,7 +147,11 @@ def test_a_trainer_that_is_killed_takes_everything_with_it(tier: str, how: signa
         try:
             assert trainer.stdout is not None
             assert trainer.stdout.readline() == "up\n"
-            assert len(processes() - before["processes"]) >= 6  # supervisor, server, three sessions, sleep
+            # Supervisor, server, three sessions, sleep. Popen returns before the kernel shows the command line of its process.
+            deadline = time.monotonic() + 60
+            while len(processes() - before["processes"]) < 6:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
             trainer.send_signal(how)
             trainer.wait(20)
         finally:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from agentfly.learn.ranks.environment import read_place
+from agentfly.learn.ranks.environment import read_rank
 from agentfly.learn.ranks.group import RankGroup
 from agentfly.training.ranks.process import free_port
 from tests.scale.rank_cases import CASES, run_case, updates_of
@@ -80,9 +80,9 @@ def main(folder: Path, rank: int, ports: Sequence[str], device: str, pattern: st
             continue
         os.environ |= {"RANK": f"{rank}", "WORLD_SIZE": f"{size}"}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        place = read_place()
-        assert place is not None
-        with closing(RankGroup.join(place, device, 300.0)) as group:
+        this = read_rank()
+        assert this is not None
+        with closing(RankGroup.join(this, device, 300.0)) as group:
             assert all(address in LOOPBACK for address in listening()), f"a rank listens on {listening()}"
             run_cases(group, folder, size, device, pattern)
 

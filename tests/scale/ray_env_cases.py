@@ -1,4 +1,4 @@
-"""What `test_ray_env_hosts.py` does inside its namespace: trainings whose environments live on nodes that are lost."""
+"""What `test_ray_env_servers.py` does inside its namespace: trainings whose environments live on nodes that are lost."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from typing import Any
 import agentfly
 from agentfly.health import diagnose
 from agentfly.runs import RunStore
-from agentfly.training.cluster import env_hosts
+from agentfly.training.cluster import env_servers
 from agentfly.training.loop import Trainer
 from agentfly.types import Outcome, Trajectory
 from tests.scale.ray_local import LocalCluster, run_all, running, wait_for
 from tests.tiny import ROWS, save_tiny_model
 
-HOSTS = 3
+SERVERS = 3
 made: list[Watched] = []
 drawn = random.Random()
 
 
-class Watched(env_hosts.EnvHosts):
-    """Environment hosts that a scenario can look at from another thread."""
+class Watched(env_servers.EnvServers):
+    """Environment servers that a scenario can look at from another thread."""
 
     def __init__(self, *values: Any, **more: Any) -> None:
         super().__init__(*values, **more)
         made.append(self)
 
-    def nodes(self) -> dict[str, env_hosts.HostMember]:
+    def nodes(self) -> dict[str, env_servers.ServerMember]:
         return {member.node: member for member in self.fleet.live}
 
 
-def all_ended(members: list[env_hosts.HostMember]) -> bool:
+def all_ended(members: list[env_servers.ServerMember]) -> bool:
     return all(member.ended.done() for member in members)
 
 
@@ -50,55 +50,55 @@ def scenarios(local: LocalCluster) -> dict[str, str]:
     drawn.seed(seed)
     local.add("head", cpus=0)
     local.add("b", "c", "d", cpus=4)
-    env_hosts.EnvHosts = Watched  # type: ignore[misc]
-    return run_all(local, [samplers_hear_of_a_new_host, nodes_killed_and_frozen])
+    env_servers.EnvServers = Watched  # type: ignore[misc]
+    return run_all(local, [samplers_hear_of_a_new_server, nodes_killed_and_frozen])
 
 
 def nodes_killed_and_frozen(local: LocalCluster) -> None:
-    """Chains run in the trainer; the node of one host is killed at a random moment, that of another is frozen."""
+    """Chains run in the trainer; the node of one server is killed at a random moment, that of another is frozen."""
     told: list[str] = []
 
     def harm(folder: Path) -> None:
-        (hosts,) = made
-        wait_for(lambda: len(hosts.fleet.live) == HOSTS and sum(member.instances for member in hosts.fleet.live) >= 12)
-        assert len(hosts.nodes()) == HOSTS
+        (servers,) = made
+        wait_for(lambda: len(servers.fleet.live) == SERVERS and sum(member.instances for member in servers.fleet.live) >= 12)
+        assert len(servers.nodes()) == SERVERS
         for how, attack in (("killed", local.kill), ("frozen", local.freeze)):
             time.sleep(drawn.uniform(0.0, 2.0))
-            name = drawn.choice(sorted(hosts.nodes()))
-            lost = [member for member in hosts.fleet.live if member.node == name]
-            print(how, name, len(lost), "hosts with", sum(member.instances for member in lost), "environments", flush=True)
+            name = drawn.choice(sorted(servers.nodes()))
+            lost = [member for member in servers.fleet.live if member.node == name]
+            print(how, name, len(lost), "servers with", sum(member.instances for member in lost), "environments", flush=True)
             began = time.monotonic()
             attack(name)
             wait_for(partial(all_ended, lost), what=f"that {name} is found lost")
             noticed_s = time.monotonic() - began
             print("noticed after", round(noticed_s, 1), "s:", lost[0].ended.result(), flush=True)
-            wait_for(lambda: len(hosts.fleet.live) == HOSTS, what="that all hosts live again")
-            print("replaced after", round(time.monotonic() - began, 1), "s on", sorted(hosts.nodes()), flush=True)
+            wait_for(lambda: len(servers.fleet.live) == SERVERS, what="that all servers live again")
+            print("replaced after", round(time.monotonic() - began, 1), "s on", sorted(servers.nodes()), flush=True)
             told.append(name)
-            assert name not in hosts.nodes()
+            assert name not in servers.nodes()
 
-    chains, result = train(local, harm, steps=20, cluster={"env_hosts": HOSTS})
+    chains, result = train(local, harm, steps=20, cluster={"env_hosts": SERVERS})
     failed = [chain for chain in chains if chain.outcome is Outcome.WORLD_FAILURE]
     print("chains", Counter(chain.outcome.value for chain in chains), {chain.error for chain in failed}, flush=True)
-    assert failed, "no chain was on a host that was lost"
-    assert all("environment host" in str(chain.error) for chain in failed)
+    assert failed, "no chain was on a server that was lost"
+    assert all("environment server" in str(chain.error) for chain in failed)
     assert result.history[-1]["resources/Room/failed"] >= len(failed)
     local.thaw(told[-1])
-    wait_for(lambda: not running("environment-host"), what="that nothing is left, also on the node that thaws")
+    wait_for(lambda: not running("environment-server"), what="that nothing is left, also on the node that thaws")
 
 
-def samplers_hear_of_a_new_host(local: LocalCluster) -> None:
-    """Chains run in sampler processes; the process of a host is killed, and the samplers use the one that takes its place."""
+def samplers_hear_of_a_new_server(local: LocalCluster) -> None:
+    """Chains run in sampler processes; the process of a server is killed, and the samplers use the one that takes its place."""
 
     def harm(folder: Path) -> None:
-        (hosts,) = made
-        wait_for(lambda: len(hosts.fleet.live) == 2 and sum(member.instances for member in hosts.fleet.live) >= 8)
+        (servers,) = made
+        wait_for(lambda: len(servers.fleet.live) == 2 and sum(member.instances for member in servers.fleet.live) >= 8)
         time.sleep(drawn.uniform(0.0, 1.0))
-        os.kill(drawn.choice(running("environment-host")), signal.SIGKILL)
-        wait_for(lambda: hosts.fleet.restarts == 1)
+        os.kill(drawn.choice(running("environment-server")), signal.SIGKILL)
+        wait_for(lambda: servers.fleet.restarts == 1)
         wait_for(
-            lambda: len(hosts.fleet.live) == 2 and min(member.instances for member in hosts.fleet.live) > 0,
-            what="a share of each host",
+            lambda: len(servers.fleet.live) == 2 and min(member.instances for member in servers.fleet.live) > 0,
+            what="a share of each server",
         )
 
     chains, _ = train(
@@ -106,8 +106,8 @@ def samplers_hear_of_a_new_host(local: LocalCluster) -> None:
     )
     failed = [chain for chain in chains if chain.outcome is Outcome.WORLD_FAILURE]
     print("chains", Counter(chain.outcome.value for chain in chains), {chain.error for chain in failed}, flush=True)
-    assert all("environment host" in str(chain.error) for chain in failed)
-    wait_for(lambda: not running("environment-host"), what="that nothing is left")
+    assert all("environment server" in str(chain.error) for chain in failed)
+    wait_for(lambda: not running("environment-server"), what="that nothing is left")
 
 
 def train(local: LocalCluster, harm: Any, *, steps: int, **more: dict[str, Any]) -> tuple[list[Trajectory], Any]:
@@ -119,8 +119,8 @@ def train(local: LocalCluster, harm: Any, *, steps: int, **more: dict[str, Any])
         (folder / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
         tree: dict[str, Any] = {
             "agent": {
-                "kind": "tests.scale.hosted_agent:Looks", "model": str(folder / "model"), "max_turns": 2,
-                "tools": ["tests.scale.hosted_agent:look"], "reward": "tests.tiny:even", "env": "tests.scale.hosted_agent:Room",
+                "kind": "tests.scale.served_agent:Looks", "model": str(folder / "model"), "max_turns": 2,
+                "tools": ["tests.scale.served_agent:look"], "reward": "tests.tiny:even", "env": "tests.scale.served_agent:Room",
             },
             "resources": {"pools": {"Room": {"options": {"folder": str(folder)}}}},
             "sampling": {"max_tokens": 8},

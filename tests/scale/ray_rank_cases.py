@@ -13,7 +13,7 @@ from typing import Any
 from tests.scale.held import checkpoint, hold_after, release, variables
 from tests.scale.ray_local import PATIENCE_S, LocalCluster, run_all, running, wait_for
 
-KEEPER = "member_main.py"
+PARENT = "member_main.py"
 state: dict[str, Any] = {}
 
 
@@ -56,8 +56,8 @@ def wait_for_step(process: subprocess.Popen[bytes], name: str, step: int, log: s
 
 
 def node_of_rank_1(local: LocalCluster) -> str:
-    (keeper,) = running(KEEPER)
-    return next(name for name in local.nodes if keeper in local.processes(name))
+    (parent,) = running(PARENT)
+    return next(name for name in local.nodes if parent in local.processes(name))
 
 
 def too_many_ranks(local: LocalCluster) -> None:
@@ -108,18 +108,18 @@ def node_frozen(local: LocalCluster) -> None:
 def driver_killed(local: LocalCluster) -> None:
     wait_for_step(state["run"], "lost", 6, "lost.log")
     frozen = set(local.processes(state["second"]))
-    left = set(running(KEEPER)) - frozen
+    left = set(running(PARENT)) - frozen
     assert len(left) == 1  # on the only node that is left, beside rank 0
     state["run"].kill()
     state["run"].wait()
-    wait_for(lambda: not set(running(KEEPER)) - frozen, what="that no keeper is left")
+    wait_for(lambda: not set(running(PARENT)) - frozen, what="that no parent is left")
     wait_for(lambda: not set(running("run.name=lost")) - frozen, what="that no rank is left")
     local.thaw(state["second"])
-    wait_for(lambda: not running(KEEPER) and not running("run.name=lost"), what="that nothing is left on a node that thaws")
+    wait_for(lambda: not running(PARENT) and not running("run.name=lost"), what="that nothing is left on a node that thaws")
 
 
 def resumed(local: LocalCluster) -> None:
     release(state["folder"])
     process = start(local, "--resume", f"{state['folder']}/lost", log="resumed.log")
     assert process.wait(PATIENCE_S) == 0, told("resumed.log")[-3000:]
-    assert not running(KEEPER)
+    assert not running(PARENT)

@@ -35,6 +35,7 @@ from agentfly.training.evaluation import evaluate_run
 from agentfly.training.loop import Trainer
 from agentfly.training.workers import engine as engine_module
 from agentfly.training.workers.engine import WorkerEngine
+from agentfly.training.workers.weights import Kind, Senders
 from agentfly.watch.metrics import unknown
 from tests.scale.ray_local import PATIENCE_S, LocalCluster, run_all, running, wait_for
 from tests.tiny import ROWS, save_tiny_model
@@ -112,7 +113,7 @@ def sentences(local: LocalCluster) -> None:
         with pytest.raises(ConfigError, match=r"node \w+ cannot reach the trainer at 127\.0\.0\.1:9 .*refused.*firewall"):
             launcher.start(0, {"name": "sampler 0", "index": 0, "address": ["127.0.0.1", 9], "attempt": 0})
         launcher.close()
-        wait_for(lambda: not cluster.reserved(), what="that its host is gone")
+        wait_for(lambda: not cluster.reserved(), what="that its reservation is gone")
     assert not (folder / "runs" / "refused").exists(), "a run that was refused leaves no folder"
     assert current_cluster() is None
 
@@ -140,32 +141,32 @@ def driver_killed(local: LocalCluster) -> None:
         driver.wait()
     (only,) = status["runs"]
     assert only["directory"] == str(run)
-    assert only["hosts"] == [{"name": "sampler 0", "node": only["hosts"][0]["node"]}]
+    assert only["processes"] == [{"name": "sampler 0", "node": only["processes"][0]["node"]}]
     assert only["samplers"] == 1
     nodes = {node["name"]: node for node in status["nodes"]}
     assert list(nodes) == ["b", "c", "d", "head"]
     assert sum(node["samplers"] for node in nodes.values()) == 1
-    assert nodes[only["hosts"][0]["node"]]["cpus"] == [1.0, 2.0]
+    assert nodes[only["processes"][0]["node"]]["cpus"] == [1.0, 2.0]
     text = show_status(status)
     print(text, flush=True)
     assert f"run {run}, step " in text
-    assert f"samplers: 1 on {only['hosts'][0]['node']}\n" in text
+    assert f"samplers: 1 on {only['processes'][0]['node']}\n" in text
     began = time.monotonic()
     wait_for(lambda: not running(WORKER) and not running("NodeActor"), what="that the nodes are empty")
     print(f"the nodes were empty after {time.monotonic() - began:.1f} s", flush=True)
     steps = int(list_checkpoints(run / "checkpoints")[-1].name.rpartition("-")[2]) + 4
     places: list[str] = []
     ways: list[str] = []
-    start, sender, collect = NodeLauncher.start, WorkerEngine._sender, Trainer._collect
+    start, sender, collect = NodeLauncher.start, Senders._make, Trainer._collect
 
     def started(self: NodeLauncher, *values: Any) -> Any:
         process = start(self, *values)
         places.append(f"{process.reservation.about['pid']} {process.node}")
         return process
 
-    def sent(self: WorkerEngine, kind: str) -> Any:
+    def sent(self: Senders, kind: Kind, device: Any) -> Any:
         ways.append(kind)
-        return sender(self, kind)
+        return sender(self, kind, device)
 
     async def kill_once(self: Trainer, step: int) -> Any:
         if step == steps - 2:
@@ -174,7 +175,7 @@ def driver_killed(local: LocalCluster) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(NodeLauncher, "start", started)
-        patch.setattr(WorkerEngine, "_sender", sent)
+        patch.setattr(Senders, "_make", sent)
         patch.setattr(Trainer, "_collect", kill_once)
         again = config_of(local, "killed", train={"steps": steps, "save_every": 4}, sampler=one)
         result = agentfly.train(again, resume=run)

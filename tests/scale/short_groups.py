@@ -14,26 +14,26 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from agentfly.learn.ranks.environment import Place
+from agentfly.learn.ranks.environment import ThisRank
 from agentfly.learn.ranks.group import RankGroup
 from agentfly.training.ranks.process import free_port
 
 kept: list[Any] = []
 
 
-def fork_rank(port: int) -> tuple[list[int], Place | None]:
-    """Returns the pids of two new ranks, and in a rank its place."""
+def fork_rank(port: int) -> tuple[list[int], ThisRank | None]:
+    """Returns the pids of two new ranks, and in a rank which it is."""
     pids = []
     for rank in range(2):
         pid = os.fork()
         if not pid:
-            return [], Place(rank, 2, rank, 2, f"127.0.0.1:{port}")
+            return [], ThisRank(rank, 2, rank, 2, f"127.0.0.1:{port}")
         pids.append(pid)
     return pids, None
 
 
-def use_group(place: Place) -> None:
-    group = RankGroup.join(place, "cpu", 120.0)
+def use_group(this: ThisRank) -> None:
+    group = RankGroup.join(this, "cpu", 120.0)
     kept.append(dist.group.WORLD)
     for _ in range(20):
         group.sum(torch.ones(1000))
@@ -46,9 +46,9 @@ def main(count: int) -> None:
     torch.set_num_threads(1)
     statuses = []
     for _ in range(count):
-        pids, place = fork_rank(free_port())
-        if place is not None:
-            use_group(place)
+        pids, this = fork_rank(free_port())
+        if this is not None:
+            use_group(this)
             return
         statuses += [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     print(json.dumps(statuses))

@@ -10,12 +10,11 @@ import pytest
 
 from agentfly.config import Config
 from agentfly.errors import ConfigError
-from agentfly.learn.ranks.environment import Place
+from agentfly.learn.ranks.environment import ThisRank
 from agentfly.learn.ranks.group import choose_device
-from agentfly.training.cluster.ranks import places_of
-from agentfly.training.workers import engine as engine_module
+from agentfly.training.ranks.cluster_ranks import variables_of
 from agentfly.training.workers import weights, worker
-from agentfly.training.workers.engine import WorkerEngine, gpu_environments
+from agentfly.training.workers.engine import gpu_environments
 
 ALONE = 0.4
 """The share of the free memory that one engine on a GPU of the learner takes for its cache."""
@@ -40,8 +39,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def gpus_of_ranks(config: Config, visible: list[str]) -> list[str]:
     size, device = config.learner.ranks, config.agent.engine if isinstance(config.agent.engine, dict) else {}
-    places = [Place(rank, size, rank, size, "127.0.0.1:1") for rank in range(size)]
-    return [visible[choose_device(place, device.get("device"))[0].index or 0] for place in places]
+    ranks = [ThisRank(rank, size, rank, size, "127.0.0.1:1") for rank in range(size)]
+    return [visible[choose_device(this, device.get("device"))[0].index or 0] for this in ranks]
 
 
 def gpus_of_samplers(config: Config, visible: list[str]) -> list[str]:
@@ -53,14 +52,13 @@ def gpus_of_samplers(config: Config, visible: list[str]) -> list[str]:
 
 def ways(config: Config, gpu_0: str, samplers: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """How weights reach samplers on (machine, GPU) from rank 0 on its GPU of machine "a"."""
-    monkeypatch.setattr(engine_module, "machine", lambda: "a")
+    monkeypatch.setattr(weights, "machine", lambda: "a")
     monkeypatch.setattr(weights, "gpu_identity", lambda device: f"a {gpu_0}")
     monkeypatch.setattr(weights, "has_expandable_segments", lambda: False)
-    engine: Any = SimpleNamespace(
-        _transport=None, model=SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device="cuda")]))
-    )
+    senders = weights.Senders(None, None)
+    monkeypatch.setattr(senders, "_make", lambda kind, device: kind)
     about = [{"machine": where, "device": f"{where} {gpu}"} for where, gpu in samplers]
-    return [WorkerEngine._way_to(engine, SimpleNamespace(about=each)) for each in about]  # type: ignore[arg-type]
+    return [senders.of([SimpleNamespace(about=each)], "cuda")[0][0] for each in about]  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
@@ -113,17 +111,17 @@ def test_a_sampler_on_its_own_gpu_cannot_take_a_named_one(machine: Any) -> None:
 
 
 def test_eight_nodes_of_eight_gpus_hold_a_rank_or_a_sampler_on_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray gives each host a GPU: 32 ranks on four nodes, 32 samplers on the others."""
+    """Ray gives each reservation a GPU: 32 ranks on four nodes, 32 samplers on the others."""
     config = Config.load("quickstart", ["cluster.address=auto", "learner.ranks=32", "sampler.replicas=32"])
     nodes = [SimpleNamespace(id=f"n{i}", name=f"n{i}") for i in range(4)]
-    hosts: list[Any] = [SimpleNamespace(node=nodes[i // 8], about={"gpus": [str(7 - i % 8)]}) for i in range(32)]
-    places = places_of(hosts)
+    reservations: list[Any] = [SimpleNamespace(node=nodes[i // 8], about={"gpus": [str(7 - i % 8)]}) for i in range(32)]
+    ranks = variables_of(reservations)
     held = set()
-    for host, place in zip(hosts, places, strict=True):
-        seen = place["CUDA_VISIBLE_DEVICES"].split(",")
+    for reservation, of_rank in zip(reservations, ranks, strict=True):
+        seen = of_rank["CUDA_VISIBLE_DEVICES"].split(",")
         assert sorted(seen) == [str(i) for i in range(8)]
-        assert place["LOCAL_WORLD_SIZE"] == "8"
-        held.add((host.node.name, seen[int(place["LOCAL_RANK"])]))
+        assert of_rank["LOCAL_WORLD_SIZE"] == "8"
+        held.add((reservation.node.name, seen[int(of_rank["LOCAL_RANK"])]))
     assert len(held) == 32
     monkeypatch.setattr(worker, "_sees_gpu", lambda options: True)
     assert worker.gpu_options(config, {}) == {"kv_fraction": 0.7}

@@ -19,22 +19,22 @@ from agentfly.learn.batching import Rows
 from agentfly.learn.group import LearnerGroup
 from agentfly.learn.model import shard_files
 from agentfly.learn.model.shard_files import Shard, ShardFiles, collect_shards, file_name, write_for_rank_0, write_shards
-from agentfly.learn.ranks.environment import Place, read_place
+from agentfly.learn.ranks.environment import ThisRank, read_rank
 from agentfly.learn.ranks.group import choose_device
 from agentfly.learn.update.division import balance, cut, rank_batches, share_rows
 from agentfly.runs import checkpoints as checkpoint
-from agentfly.training.ranks.roles import find_place
+from agentfly.training.ranks.roles import find_rank
 from agentfly.types import Sample
 
 GOOD = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
-def test_the_place_of_a_rank_is_read_from_the_environment() -> None:
-    assert read_place({}) is None
-    assert read_place({"RANK": "0", "WORLD_SIZE": "1"}) is None
-    assert read_place(GOOD) == Place(1, 2, 1, 2, "127.0.0.1:29500")
+def test_the_number_of_a_rank_is_read_from_the_environment() -> None:
+    assert read_rank({}) is None
+    assert read_rank({"RANK": "0", "WORLD_SIZE": "1"}) is None
+    assert read_rank(GOOD) == ThisRank(1, 2, 1, 2, "127.0.0.1:29500")
     both = {**GOOD, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    assert read_place(both) == Place(1, 2, 0, 1, "127.0.0.1:29500")
+    assert read_rank(both) == ThisRank(1, 2, 0, 1, "127.0.0.1:29500")
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_the_place_of_a_rank_is_read_from_the_environment() -> None:
 def test_a_bad_environment_is_refused(changed: dict[str, Any], told: str) -> None:
     environ = {name: value for name, value in {**GOOD, **changed}.items() if value is not None}
     with pytest.raises(ConfigError, match=told):
-        read_place(environ)
+        read_rank(environ)
 
 
 def test_the_command_refuses_a_bad_environment(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,11 +73,11 @@ def test_settings_that_do_not_fit_the_ranks_are_refused(monkeypatch: pytest.Monk
     config = Config()
     learner = config.learner
     with pytest.raises(ConfigError, match="learner.ranks = 2 needs as many processes"):
-        find_place(replace(config, learner=replace(learner, ranks=2)))
+        find_rank(replace(config, learner=replace(learner, ranks=2)))
     with pytest.raises(ConfigError, match="learner.reduce has no effect on one rank"):
-        find_place(replace(config, learner=replace(learner, reduce="bfloat16")))
+        find_rank(replace(config, learner=replace(learner, reduce="bfloat16")))
     with pytest.raises(ConfigError, match="fault.restarts has no effect on one rank"):
-        find_place(replace(config, fault=replace(config.fault, restarts=1)))
+        find_rank(replace(config, fault=replace(config.fault, restarts=1)))
     with pytest.raises(ConfigError, match="samples with the local engine.*agent.engine.kind = 'vllm'"):
         Config.from_dict({"learner": {"ranks": 2}, "agent": {"engine": "vllm"}})
     with pytest.raises(ConfigError, match="learner.ranks"):
@@ -85,29 +85,29 @@ def test_settings_that_do_not_fit_the_ranks_are_refused(monkeypatch: pytest.Monk
     for name, value in GOOD.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="learner.ranks = 3, but 2 ranks were started"):
-        find_place(replace(config, learner=replace(learner, ranks=3)))
+        find_rank(replace(config, learner=replace(learner, ranks=3)))
     with pytest.raises(ConfigError, match="samples with the local engine"):
-        find_place(replace(config, agent=replace(config.agent, engine="vllm")))
-    place = find_place(config)
-    assert place is not None
-    assert place.rank == 1
+        find_rank(replace(config, agent=replace(config.agent, engine="vllm")))
+    this = find_rank(config)
+    assert this is not None
+    assert this.rank == 1
 
 
 def test_each_rank_has_a_gpu_or_all_share_one_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Place(3, 4, 3, 4, "")
-    assert choose_device(place, "cpu") == (torch.device("cpu"), "gloo")
+    this = ThisRank(3, 4, 3, 4, "")
+    assert choose_device(this, "cpu") == (torch.device("cpu"), "gloo")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert choose_device(place, None) == (torch.device("cuda:3"), "cpu:gloo,cuda:nccl")
-    assert choose_device(place, "cuda:0") == (torch.device("cuda:0"), "cpu:gloo,cuda:gloo")
+    assert choose_device(this, None) == (torch.device("cuda:3"), "cpu:gloo,cuda:nccl")
+    assert choose_device(this, "cuda:0") == (torch.device("cuda:0"), "cpu:gloo,cuda:gloo")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ConfigError, match="4 ranks of the learner need as many GPUs, but PyTorch sees 2"):
-        choose_device(place, None)
+        choose_device(this, None)
     with pytest.raises(ConfigError, match="'cuda:5', but PyTorch sees 2 GPUs"):
-        choose_device(place, "cuda:5")
+        choose_device(this, "cuda:5")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="PyTorch sees no GPU"):
-        choose_device(place, "cuda")
+        choose_device(this, "cuda")
 
 
 def rows_of(lengths: list[int], prefix: int = 0) -> Rows:

@@ -1,4 +1,4 @@
-"""The supervisor's decisions, and the keeper of a rank on another node, with scripts in the place of ranks."""
+"""The supervisor's decisions, and the parent of a rank on another node, with scripts in the place of ranks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ import pytest
 from agentfly.errors import EngineError, RankError
 from agentfly.fleet.fleet import Fleet
 from agentfly.fleet.launcher import LocalLauncher
-from agentfly.fleet.link import Message
-from agentfly.training.cluster.ranks import KeeperRole, RankMember
+from agentfly.fleet.link import LinkMessage
 from agentfly.training.ranks import process, supervisor
+from agentfly.training.ranks.cluster_ranks import RankMember, RankRole
 from agentfly.training.ranks.process import LocalRank, cpu_seconds, free_port, interface_of, start_rank
 from agentfly.training.ranks.supervisor import LocalRanks, supervise
 from tests.scale.forked import wait_until_gone
@@ -186,11 +186,11 @@ def test_a_signal_while_ranks_are_started_ends_the_program() -> None:
     assert (ended.value.code, starter.released) == (128 + signal.SIGTERM, 1)
 
 
-# ---- the keeper ------------------------------------------------------------------------------------------------------------
+# ---- the parent ------------------------------------------------------------------------------------------------------------
 
 
 class Kept:
-    """A keeper with its rank, whose module `agentfly` is a program of the test. The fleet waits for no more than it says."""
+    """A parent with its rank, whose module `agentfly` is a program of the test. The fleet waits for no more than it says."""
 
     def __init__(self, folder: Path, program: str) -> None:
         (folder / "agentfly.py").write_text(program, encoding="utf-8")
@@ -200,8 +200,8 @@ class Kept:
         self.thread.start()
         kept = self
 
-        class Watched(KeeperRole):
-            def hear(self, member: RankMember, message: Message) -> None:
+        class Watched(RankRole):
+            def hear(self, member: RankMember, message: LinkMessage) -> None:
                 kept.messages.append((message.kind, message.value))
                 super().hear(member, message)
 
@@ -256,7 +256,7 @@ def keep(tmp_path: Path) -> Iterator[Callable[[str], Kept]]:
         each.close()
 
 
-def test_a_keeper_runs_its_rank_with_the_drivers_arguments_and_says_what_it_printed_and_how_it_ended(keep) -> None:
+def test_a_parent_runs_its_rank_with_the_drivers_arguments_and_says_what_it_printed_and_how_it_ended(keep) -> None:
     kept = keep("import os, sys\nprint(sys.argv[1:], os.getcwd(), os.environ['GLOO_SOCKET_IFNAME'])\nsys.exit(3)\n")
     kept.until(lambda: kept.member.status is not None)
     assert kept.member.status == 3
@@ -264,7 +264,7 @@ def test_a_keeper_runs_its_rank_with_the_drivers_arguments_and_says_what_it_prin
 
 
 @pytest.mark.parametrize("how", ["its connection is closed", "the fleet stops it"])
-def test_a_keeper_kills_its_rank_when_the_supervisor_is_gone(keep, how: str) -> None:
+def test_a_parent_kills_its_rank_when_the_supervisor_is_gone(keep, how: str) -> None:
     kept = keep("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
     kept.until(lambda: kept.said.endswith("\n") and ("status", {"frozen": False}) in kept.messages)
     if how == "the fleet stops it":
@@ -276,7 +276,7 @@ def test_a_keeper_kills_its_rank_when_the_supervisor_is_gone(keep, how: str) -> 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_keeper_says_that_its_rank_is_frozen(keep) -> None:
+def test_a_parent_says_that_its_rank_is_frozen(keep) -> None:
     frozen = "import os, signal\nprint(os.getpid(), flush=True)\nos.kill(os.getpid(), signal.SIGSTOP)\n"
     kept = keep(frozen)
     kept.until(lambda: kept.member.frozen)
@@ -294,7 +294,7 @@ def test_a_rank_that_cannot_be_started_is_an_error(tmp_path: Path) -> None:
         kept.close()
 
 
-def test_a_rank_in_the_keepers_process_group_is_killed_alone() -> None:
+def test_a_rank_in_the_parents_process_group_is_killed_alone() -> None:
     rank = start_rank(1, ["sleep", "60"], dict(os.environ))
     rank.kill()
     assert rank.status == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""Hosts on the nodes of a Ray cluster: placed by what is free, noticed when they are lost, and nothing of them is left."""
+"""Reservations on the nodes of a Ray cluster: placed by what is free, noticed when lost, and nothing of them is left."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def told() -> dict[str, str]:
 @pytest.mark.parametrize(
     ("scenario", "sentence"),
     [
-        ("hosts_spread", "hosts go to the node with the fewest, and wait for room"),
+        ("reservations_spread", "reservations go to the node with the fewest, and wait for room"),
         ("a_child_ends", "the end of a child and what it printed are told"),
-        ("a_child_is_killed", "a child ends with its group, and with its host"),
+        ("a_child_is_killed", "a child ends with its group, and with its reservation"),
         ("questions", "a node answers questions"),
         ("too_much", "a share that no node could hold is refused, with what the nodes have"),
-        ("closed_host", "a host that is closed leaves nothing"),
-        ("node_killed", "a killed node is noticed within ten seconds, and its hosts can be placed elsewhere"),
+        ("closed_reservation", "a reservation that is closed leaves nothing"),
+        ("node_killed", "a killed node is noticed within ten seconds, and its reservations can be placed elsewhere"),
         ("node_frozen", "a frozen node is noticed within ten seconds, and nothing is placed on it"),
         ("all_closed", "closing leaves no process"),
     ],

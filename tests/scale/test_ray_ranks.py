@@ -14,20 +14,20 @@ import pytest
 from agentfly.cli import main
 from agentfly.config import Config
 from agentfly.errors import ConfigError
-from agentfly.fleet.link import Message
+from agentfly.fleet.link import LinkMessage
 from agentfly.fleet.reservation import Node, Share
 from agentfly.runs import RunDirectory, RunStore
 from agentfly.runs.checkpoints import latest_checkpoint
-from agentfly.training.cluster.ranks import (
-    KeeperRole,
+from agentfly.training.ranks.cluster_ranks import (
     RankMember,
+    RankRole,
     RemoteRank,
     check_folders,
     check_ranks,
-    places_of,
     resumed_folder,
+    variables_of,
 )
-from agentfly.training.ranks.roles import TORCHRUN, find_place
+from agentfly.training.ranks.roles import TORCHRUN, find_rank
 from tests.close import ROUNDING, assert_close_to_norm
 from tests.scale.ray_local import inside
 from tests.tiny import ROWS, save_tiny_model
@@ -115,8 +115,8 @@ def node(name: str, cpus: float = 4.0, memory_gib: float = 16.0, gpus: float = 0
     return Node(name, name, "127.0.0.1", alive, cpus, memory_gib, gpus, cpus, memory_gib, gpus)
 
 
-class FakeHost:
-    """A host on a node that sees the folders of `sees`; None: all."""
+class FakeReservation:
+    """A reservation on a node that sees the folders of `sees`; None: all."""
 
     def __init__(self, name: str, gpus: tuple[str, ...] = (), sees: set[str] | None = None) -> None:
         self.node, self.about, self.lost, self._sees = node(name), {"gpus": list(gpus)}, None, sees
@@ -145,8 +145,13 @@ def test_ranks_and_samplers_must_fit_the_cluster_together() -> None:
 
 
 def test_the_ranks_of_a_node_see_the_gpus_of_all_of_them() -> None:
-    hosts: list[Any] = [FakeHost("a", ("2",)), FakeHost("a", ("0",)), FakeHost("b", ("5",)), FakeHost("c")]
-    assert places_of(hosts) == [
+    reservations: list[Any] = [
+        FakeReservation("a", ("2",)),
+        FakeReservation("a", ("0",)),
+        FakeReservation("b", ("5",)),
+        FakeReservation("c"),
+    ]
+    assert variables_of(reservations) == [
         {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "2,0"},
         {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "2,0"},
         {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "CUDA_VISIBLE_DEVICES": "5"},
@@ -164,8 +169,8 @@ def test_what_ranks_share_must_be_the_same_on_every_node(tmp_path: Path, monkeyp
     every = {str(work), str(shared), str(recipe)}
 
     def check(sees: set[str], arguments: list[str] = words) -> None:
-        hosts: list[Any] = [FakeHost("a"), FakeHost("b", sees=sees)]
-        check_folders(hosts, arguments, config)
+        reservations: list[Any] = [FakeReservation("a"), FakeReservation("b", sees=sees)]
+        check_folders(reservations, arguments, config)
 
     check(every)
     with pytest.raises(ConfigError, match=f"folder {work} does not exist on node b: start the run in a folder"):
@@ -187,11 +192,11 @@ def test_under_torchrun_an_address_without_effect_is_refused(monkeypatch: pytest
     for name, value in place.items():
         monkeypatch.setenv(name, value)
     words = ["learner.ranks=2", "cluster.address=head:6379"]
-    assert find_place(Config.load(None, words)) is not None  # started by the supervisor
+    assert find_rank(Config.load(None, words)) is not None  # started by the supervisor
     monkeypatch.setenv(TORCHRUN, "run")
-    assert find_place(Config.load(None, [*words, "sampler.replicas=2"])) is not None
+    assert find_rank(Config.load(None, [*words, "sampler.replicas=2"])) is not None
     with pytest.raises(ConfigError, match=r"cluster\.address has no effect on ranks that torchrun has started"):
-        find_place(Config.load(None, words))
+        find_rank(Config.load(None, words))
 
 
 def test_the_folder_of_a_resumed_run_is_found() -> None:
@@ -202,7 +207,7 @@ def test_the_folder_of_a_resumed_run_is_found() -> None:
 
 @pytest.fixture
 def remote() -> Any:
-    """A rank on node b, whose keeper says what a test wants."""
+    """A rank on node b, whose parent says what a test wants."""
     loop = asyncio.new_event_loop()
 
     async def made() -> RankMember:
@@ -211,16 +216,16 @@ def remote() -> Any:
     member = loop.run_until_complete(made())
     process: Any = SimpleNamespace(node="b")
     member.process = process
-    role = KeeperRole([])
+    role = RankRole([])
 
     def say(kind: str, value: Any) -> None:
-        role.hear(member, Message(kind, 0, value))
+        role.hear(member, LinkMessage(kind, 0, value))
 
     yield SimpleNamespace(rank=RemoteRank(member, lambda: None), say=say, lose=member.lose)
     loop.close()
 
 
-def test_a_rank_on_another_node_is_lost_by_what_its_keeper_tells(remote: Any) -> None:
+def test_a_rank_on_another_node_is_lost_by_what_its_parent_tells(remote: Any) -> None:
     assert remote.rank.number == 2
     remote.say("status", {"frozen": False})
     assert remote.rank.why_lost() is None
@@ -248,6 +253,6 @@ def test_a_mistake_on_another_node_is_no_loss_and_its_words_are_shown(remote: An
         ("was silent for 6.2 s", "on node b was silent for 6.2 s"),
     ],
 )
-def test_a_rank_is_lost_with_its_keeper(remote: Any, why: str, sentence: str) -> None:
+def test_a_rank_is_lost_with_its_parent(remote: Any, why: str, sentence: str) -> None:
     remote.lose(why)
     assert remote.rank.why_lost() == sentence

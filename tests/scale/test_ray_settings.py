@@ -68,7 +68,7 @@ def node(name: str, cpus: float = 4, memory_gib: float = 8, gpus: float = 0) -> 
     return Node(name, name, "10.0.0.1", True, cpus, memory_gib, gpus, cpus, memory_gib, gpus)
 
 
-def test_hosts_that_do_not_fit_the_nodes_are_refused_with_what_the_nodes_have() -> None:
+def test_processes_that_do_not_fit_the_nodes_are_refused_with_what_the_nodes_have() -> None:
     config = Config.from_dict(
         {"cluster": {"address": "auto", "env_hosts": 3, "env_cpus": 2}, "sampler": {"replicas": 2, "cpus": 2}}
     )
@@ -77,7 +77,7 @@ def test_hosts_that_do_not_fit_the_nodes_are_refused_with_what_the_nodes_have() 
     with pytest.raises(ConfigError) as raised:
         check_room(nodes[:1], shares_of(config, nodes[:1]))
     assert str(raised.value) == (
-        "3 environment hosts with 2 CPUs each do not fit the cluster, which has room for 0 (node a has 4 CPUs and 8 GiB): "
+        "3 environment servers with 2 CPUs each do not fit the cluster, which has room for 0 (node a has 4 CPUs and 8 GiB): "
         "lower cluster.env_hosts or what each reserves, or add nodes"
     )
 
@@ -93,7 +93,7 @@ def test_a_sampler_has_a_gpu_where_the_nodes_have_some() -> None:
 
 
 class OtherNode:
-    """A host whose node has other software, or another disk. Answers as `NodeActor` does."""
+    """A reservation whose node has other software, or another disk. Answers as `NodeActor` does."""
 
     def __init__(self, lacks: tuple[str, ...] = (), sees: bool = True, **versions: str) -> None:
         self.node = SimpleNamespace(name="b")
@@ -165,21 +165,21 @@ def test_the_status_is_shown_by_node_and_by_run() -> None:
     alive = {"alive": True, "cpus": [1, 4], "memory_gib": [2, 8], "gpus": [0, 1], "samplers": 2, "env_hosts": 1, "ranks": 0}
     dead = {"alive": False, "cpus": [0, 4], "memory_gib": [0, 8], "gpus": [0, 0], "samplers": 0, "env_hosts": 0, "ranks": 0}
     nodes = [{"name": "a", "address": "10.0.0.1", **alive}, {"name": "b", "address": "10.0.0.2", **dead}]
-    hosts = [{"name": f"sampler {i}", "node": "a"} for i in range(2)] + [{"name": "environment host 0", "node": "a"}]
+    processes = [{"name": f"sampler {i}", "node": "a"} for i in range(2)] + [{"name": "environment server 0", "node": "a"}]
     run = {
         "directory": "runs/x",
         "step": 3,
         "chains": {"a": 5},
         "pools": {"guess": {"allocated": 4, "idle": 1}},
-        "hosts": hosts,
+        "processes": processes,
     }
     text = show_status({"nodes": nodes, "runs": [run]})
     assert [line.split() for line in text.splitlines()[1:3]] == [
-        ["a", "10.0.0.1", "1", "of", "4", "2", "of", "8", "0", "of", "1", "2", "samplers,", "1", "environment", "host"],
+        ["a", "10.0.0.1", "1", "of", "4", "2", "of", "8", "0", "of", "1", "2", "samplers,", "1", "environment", "server"],
         ["b", "10.0.0.2", "0", "of", "4", "0", "of", "8", "0", "of", "0", "dead"],
     ]
     assert text.split("\n\n")[1] == (
-        "run runs/x, step 3\n  samplers: 2 on a\n  environment hosts: 1 on a\n  chains: 5 on a\n"
+        "run runs/x, step 3\n  samplers: 2 on a\n  environment servers: 1 on a\n  chains: 5 on a\n"
         "  pool guess: 4 allocated, 1 idle\n"
     )
-    assert "no run of AgentFly has a host on this cluster" in show_status({"nodes": nodes, "runs": []})
+    assert "no run of AgentFly has a process on this cluster" in show_status({"nodes": nodes, "runs": []})

@@ -290,7 +290,7 @@ def test_weights_with_adapters_reach_every_worker_by_each_way(
     if transport == "broadcast":  # one of three dies in the middle of the hand-over: the others get the weights again
         from agentfly.training.workers import weights as weights_module
 
-        killer = Killer(monkeypatch, weights_module, "_broadcast", 4, signal.SIGKILL)
+        killer = Killer(monkeypatch, weights_module, "broadcast", 4, signal.SIGKILL)
     monkeypatch.setattr(engine_module, "WorkerEngine", made)
     replicas = 2 if transport == "memory" else 3
     config = config_of(

@@ -16,7 +16,8 @@ import torch
 from agentfly.engines.copies import Bucket, LearnerCopy, weight_buckets
 from agentfly.engines.local import LocalEngine
 from agentfly.errors import EngineError, InvariantError
-from agentfly.training.workers.weights import BroadcastSender, MemorySender, Receiver, has_expandable_segments, layout_of, views
+from agentfly.training.workers.weight_receiver import Receiver
+from agentfly.training.workers.weights import BroadcastSender, MemorySender, has_expandable_segments, layout_of, views
 from agentfly.types import Request, Sampling
 from tests.scale.rank_pool import LOOPBACK, listening
 from tests.tiny import save_tiny_model

@@ -6,6 +6,7 @@ import asyncio
 import math
 import random
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,18 +16,22 @@ from agentfly.learn.model.evidence import OFTEN, RATIOS, fit, token_fit
 from agentfly.training.evidence import (
     ALL_UNTIL,
     COPY,
+    EARLY,
+    EARLY_TOKENS,
     FULL,
     HALF,
     PROOF,
     Drawn,
+    EngineProbe,
     Freshness,
     Moved,
-    Probe,
     format_of,
     gap_limit,
     is_biased,
+    sampler_rows,
 )
 from agentfly.types import Completion, Request, Sampling, TokenFit
+from tests.learn.chains import chain_of_ids
 
 
 def test_the_limit_of_the_gap_follows_from_the_format_and_the_first_gap() -> None:
@@ -116,7 +121,7 @@ def test_a_sound_sampler_leaves_no_evidence(seed: int, noise: float) -> None:
 def test_another_sampler_is_found_and_named(change: Any, told: str, steps: int, noise: float) -> None:
     evidence, found = drawn(5, steps, change, noise=noise)
     assert found is not None
-    assert re.match(told, evidence.told)
+    assert re.match(told, evidence.sampler)
 
 
 def test_a_sampler_that_changes_late_is_found_as_soon() -> None:
@@ -125,7 +130,7 @@ def test_a_sampler_that_changes_late_is_found_as_soon() -> None:
     ratios = dict.fromkeys(RATIOS, -1000.0)
     assert evidence.add(TokenFit([], ratios, {}), 0.0)
     assert not evidence.add(TokenFit([], ratios | {RATIOS[0]: PROOF + 3.0}, {}), 0.0)
-    assert evidence.told == RATIOS[0]
+    assert evidence.sampler == RATIOS[0]
 
 
 def answers(weights: str, noise: float, seed: int, count: int = 60, moved: float = 1e-3) -> list[Moved]:
@@ -173,12 +178,25 @@ def test_an_engine_that_becomes_stale_late_is_found() -> None:
     assert not all(fresh.add(answers("old", 1e-4, seed), gap_of(1e-4)) for seed in range(100, 102))
 
 
+def test_the_first_updates_test_chains_up_to_a_budget_and_later_ones_few() -> None:
+    chains = [chain_of_ids([1] * 100, [5] * 28, 0.0, number=number) for number in range(620)]
+    early = sampler_rows(chains, 0)
+    assert len(early) * 128 >= EARLY_TOKENS
+    late = sampler_rows(chains, EARLY)
+    assert 8 < len(late) < 40
+    assert {row.trajectory for row in early} & {row.trajectory for row in late}
+    dearer = [replace(each, reward=float(number)) for number, each in enumerate(chains[::-1])]
+    for updates in (0, EARLY):
+        names = [row.trajectory for row in sampler_rows(chains, updates)]
+        assert [row.trajectory for row in sampler_rows(dearer, updates)] == names, "neither rewards nor the order decide"
+
+
 def reply_of(token_ids: list[int], version: int) -> Completion:
     return Completion(token_ids=token_ids, logprobs=[-0.1, -0.2, -0.3], versions=[version] * 3, text="")
 
 
 def test_replies_that_begin_alike_count_once() -> None:
-    probe = Probe([1, 2, 3], Sampling(max_tokens=8), num_chains=256)
+    probe = EngineProbe([1, 2, 3], Sampling(max_tokens=8), num_chains=256)
     replies = [reply_of([5, 6, last], version=0) for last in (7, 7, 8, 9)]
     assert probe.compare(replies, [[-0.1, -0.2, -0.3]] * 4) == []
     replies = [*replies[:3], reply_of([5, 9, 9], version=1)]
@@ -203,7 +221,7 @@ class CountingEngine:
 
 async def ask_many(count: int) -> tuple[list[int], set[tuple[int, int]]]:
     """Returns the versions of 1 to `count` that a probe asked for, and the pairs of versions that it compared."""
-    probe, engine = Probe([1, 2, 3], Sampling(max_tokens=8)), CountingEngine()
+    probe, engine = EngineProbe([1, 2, 3], Sampling(max_tokens=8)), CountingEngine()
     compared: set[tuple[int, int]] = set()
     for engine.version in range(1, count + 1):
         for _ in range(2):  # the same version again: nothing is asked

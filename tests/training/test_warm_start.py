@@ -113,6 +113,26 @@ def test_a_file_of_demonstrations_serves_too_and_is_taken_as_it_is(tmp_path: Pat
         demo_rows(str(tmp_path / "none.jsonl"), 5, 0)
 
 
+def test_conversations_and_renamed_columns_are_demonstrations_like_messages(tmp_path: Path) -> None:
+    names = {"system": "system", "user": "human", "assistant": "gpt"}
+    plain = demo_rows("arithmetic", 4, 0)
+    rows = [
+        {
+            **{name: value for name, value in row.items() if name != "messages"},
+            "talk": [{"from": names[each["role"]], "value": each["content"]} for each in row["messages"]],
+        }
+        for row in plain
+    ]
+    file = tmp_path / "talks.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    agent = ReactAgent("pocket", tools=["add", "multiply"])
+    renamed = demo_rows(str(file), None, 0, columns={"conversations": "talk"})
+    ids = [[sample.token_ids.tolist() for sample in demo_samples(part, agent)] for part in (plain, renamed)]
+    assert ids[0] == ids[1]
+    with pytest.raises(DataError, match="a list 'messages' or 'conversations'"):
+        demo_samples(rows, agent)
+
+
 @pytest.mark.parametrize(
     ("settings", "what"),
     [

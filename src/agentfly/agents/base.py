@@ -212,8 +212,7 @@ class BaseAgent:
 
     def run_sync(self, *args: Any, **kwargs: Any) -> RunResult:
         """`run` for synchronous code. Inside a running event loop (a notebook) a new thread runs it."""
-        result: RunResult = run_to_end(self.run(*args, **kwargs))
-        return result
+        return run_to_end(self.run(*args, **kwargs))
 
     def use_engine(self, engine: Engine, renderer: Renderer | None) -> None:
         """Sample from this engine, and do not open the model."""

@@ -29,13 +29,13 @@ class ExampleWriter(Protocol):
     def observe(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> list[Message]: ...
 
 
-def as_examples(given: str | Path | Iterable[Message | Mapping[str, Any]]) -> tuple[Message, ...]:
+def as_examples(source: str | Path | Iterable[Message | Mapping[str, Any]]) -> tuple[Message, ...]:
     """Returns the examples of a prompt as messages. Raises ConfigError unless they are whole dialogues."""
-    if isinstance(given, str | Path):
-        given = _read(given)
+    if isinstance(source, str | Path):
+        source = _read(source)
     try:
         made = tuple(
-            each if isinstance(each, Message) else parse_message(each, number, "examples") for number, each in enumerate(given)
+            each if isinstance(each, Message) else parse_message(each, number, "examples") for number, each in enumerate(source)
         )
     except DataError as error:
         raise ConfigError(str(error)) from error
@@ -65,13 +65,13 @@ def examples_of_tools(agent: ExampleWriter) -> tuple[Message, ...]:
         parameters = tool.schema["function"]["parameters"]
         properties = parameters.get("properties", {})
         arguments = {key: _placeholder(key, properties[key]) for key in parameters.get("required", properties)}
-        call, found = ToolCall(name, arguments, f"{len(messages):09d}"), f"result of {name}"
+        call, result = ToolCall(name, arguments, f"{len(messages):09d}"), f"result of {name}"
         reply = agent.write(Action(calls=(call,)))
         if not reply.tool_calls and not _same(agent.parse(Completion(text=reply.content)).calls, call):
             raise ConfigError(f"{type(agent).__name__} does not read the example {reply.content!r}: give messages instead")
         shown = ", ".join(f"{key} = {json.dumps(value)}" for key, value in arguments.items())
         messages += [Message("user", f"Example: what does {name} return{' for ' + shown if shown else ''}?"), reply]
-        messages += [*agent.observe((call,), (ToolResult(observation=found),)), agent.write(Action(answer=found))]
+        messages += [*agent.observe((call,), (ToolResult(observation=result),)), agent.write(Action(answer=result))]
     return tuple(messages)
 
 

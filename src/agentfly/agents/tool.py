@@ -36,18 +36,18 @@ class ToolAgent(BaseAgent):
 
     def __init__(self, model: str | Path | Engine = "", *, parser: str | Parser = "auto", **options: Any) -> None:
         super().__init__(model, **options)
-        self._given: Parser | None = None if parser == "auto" else get_parser(parser)
+        self._chosen: Parser | None = None if parser == "auto" else get_parser(parser)
         self._parser: Parser | None = None
-        self._known: dict[str, tuple[ToolCall, ...]] = {}  # the calls of recent replies: sibling chains often call alike
+        self._recent: dict[str, tuple[ToolCall, ...]] = {}  # the calls of recent replies: sibling chains often call alike
 
     @property
     def parser(self) -> Parser:
         """The parser of replies. The first access opens the model and renders known calls through its chat template."""
         if self._parser is None:
             source = _source_of(self.renderer) if self.tools else None
-            if self._given is not None or source is None:
+            if self._chosen is not None or source is None:
                 # A chat server parses the calls itself, and a renderer may have no template: use the most common format.
-                self._parser = fit_parser(self._given or get_parser("hermes"), source, self.tools)
+                self._parser = fit_parser(self._chosen or get_parser("hermes"), source, self.tools)
             else:
                 self._parser = find_parser(source, self.tools)
         return self._parser
@@ -61,7 +61,7 @@ class ToolAgent(BaseAgent):
         text = completion.text
         if completion.stop == "length" and self._is_cut_in_thinking(text):
             return Action()
-        cached = self._known.get(text)
+        cached = self._recent.get(text)
         if cached is not None:
             return Action(calls=tuple([ToolCall(call.name, call.arguments.copy(), call.id) for call in cached]))
         reply = self._read(text)
@@ -72,14 +72,14 @@ class ToolAgent(BaseAgent):
             schemas = {name: tool.schema for name, tool in self.tools.items()}
             calls = tuple(type_arguments(call, schemas.get(call.name, {})) for call in calls)
         calls = _with_ids(calls)
-        if len(text) <= _MAX_LENGTH and self._given is None and all(map(_is_flat, calls)):
+        if len(text) <= _MAX_LENGTH and self._chosen is None and all(map(_is_flat, calls)):
             self._remember(text, calls)
         return Action(calls=calls)
 
     def _remember(self, text: str, calls: tuple[ToolCall, ...]) -> None:
-        if len(self._known) >= _MAX_KNOWN:
-            self._known.clear()
-        self._known[text] = tuple([ToolCall(call.name, call.arguments.copy(), call.id) for call in calls])
+        if len(self._recent) >= _MAX_KNOWN:
+            self._recent.clear()
+        self._recent[text] = tuple([ToolCall(call.name, call.arguments.copy(), call.id) for call in calls])
 
     def _is_cut_in_thinking(self, text: str) -> bool:
         """Whether a reply that hit its length limit never left the thinking that the prompt may have opened.

@@ -2,7 +2,8 @@
 
 Both use daemon threads, so a call that hangs never holds up the end of the program, as the executors of the standard library
 do. A call that is cancelled is abandoned: `Abandoned` is raised inside its thread, which ends Python code but not a system
-call, and the thread takes no more work. A thread that is stuck in a system call lives until the call returns.
+call, and the thread takes no more work. It is raised again every `AGAIN_S` seconds while the call goes on: a bare `except`, or
+a finalizer that ran at that moment, may have taken it. A thread that is stuck in a system call lives until the call returns.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import WorldError, contained
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 IDLE_S = 30.0
 """A thread of the pool that has had no call for so long ends."""
+AGAIN_S = 5.0
+"""An abandoned call has so long to clean up before it is interrupted again."""
 Done = Callable[[Any, BaseException | None], None]
 Outcome = tuple[Any, BaseException | None]
 
@@ -99,15 +103,22 @@ class WorkerThread:
             if self._abandoned or (job is not None and job.finished):
                 return
             self._abandoned, self._final = True, final
-            if self._running is not None:
-                import ctypes  # late: most processes never abandon a call
-
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(Abandoned))
-                if self._runner is not None:
-                    # The loop in the thread sleeps in a system call, which the exception does not interrupt: wake it.
-                    with contextlib.suppress(RuntimeError):
-                        self._runner.get_loop().call_soon_threadsafe(_nothing)
+        self._interrupt()
         self._jobs.put(None)
+
+    def _interrupt(self) -> None:
+        with self._lock:
+            if self._running is None:
+                return
+            import ctypes  # late: most processes never abandon a call
+
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(Abandoned))
+            if self._runner is not None:
+                # The loop in the thread sleeps in a system call, which the exception does not interrupt: wake it.
+                with contextlib.suppress(RuntimeError):
+                    self._runner.get_loop().call_soon_threadsafe(_nothing)
+        with contextlib.suppress(RuntimeError):  # no event loop runs here any more
+            asyncio.get_running_loop().call_later(AGAIN_S, self._interrupt)
 
     async def join(self, timeout_s: float) -> bool:
         """Wait for the end of the thread. Returns False if it takes longer than `timeout_s`."""
@@ -298,7 +309,7 @@ def _nothing() -> None:
     """Wakes an event loop."""
 
 
-def run_to_end(work: Coroutine[Any, Any, Any]) -> Any:
+def run_to_end(work: Coroutine[object, object, T]) -> T:
     """Run a coroutine from synchronous code. If this thread already runs an event loop, a new thread runs the coroutine."""
     try:
         asyncio.get_running_loop()

@@ -1,6 +1,7 @@
 """The commands, and what each of them takes.
 
     agentfly train [CONFIG] [key=value ...] [--resume RUN] [--view] [--profile] [--dry-run]     CONFIG: a .toml file or a recipe
+    agentfly sweep [CONFIG] [key=value,value ...] [--at-once N] [--view] [--dry-run] [--json PATH]
     agentfly eval [CONFIG] [key=value ...] [--model PATH] [--chains K] [--json PATH]
     agentfly sft [CONFIG] [key=value ...] [--best K] [--min-reward R]         CONFIG may be a run with the chains to learn from
     agentfly dpo RUN [key=value ...] [--beta B] [--min-gap R]
@@ -33,9 +34,9 @@ from typing import TYPE_CHECKING
 
 from .. import __version__, plugins
 from ..errors import AgentFlyError, ConfigError, RankError
-from . import dashboard, envs, scale, search_server, train
+from . import dashboard, envs, scale, search_server, sweep, train
 from . import runs as run_commands
-from .train import separate_config, takes_config
+from .arguments import separate_config, takes_config
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -114,6 +115,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     train.add_parser(commands)
+    sweep.add_parser(commands)
     evaluate = commands.add_parser("eval", help="measure success and pass@k on held-out tasks")
     takes_config(evaluate)
     evaluate.add_argument("--model", help="evaluate this model or checkpoint instead of agent.model, or of a run's newest one")
@@ -174,9 +176,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _load(arguments: argparse.Namespace) -> Config:
     from ..config import Config
-    from ..learn.ranks.environment import read_place
+    from ..learn.ranks.environment import read_rank
 
-    if read_place() is not None:
+    if read_rank() is not None:
         raise ConfigError(f"agentfly {arguments.command} runs in one process: start it without torchrun")
     separate_config(arguments)
     if arguments.config is None and not arguments.overrides:
@@ -249,15 +251,15 @@ def _on_chains(arguments: argparse.Namespace) -> Config:
     from ..runs import RunReader
 
     config = _load(arguments)
-    run, given = Path(arguments.config or ""), {word.partition("=")[0] for word in arguments.overrides}
-    if "data.train" in given or not (run / "run.db").is_file():
+    run, changed = Path(arguments.config or ""), {word.partition("=")[0] for word in arguments.overrides}
+    if "data.train" in changed or not (run / "run.db").is_file():
         return config
     with RunReader(run) as reader:
         if not reader.num_chains():
             return config
-    own = {key.removeprefix("data."): getattr(config.data, key.removeprefix("data.")) for key in given if key[:5] == "data."}
-    name = config.run.name if "run.name" in given else None
-    return replace(config, data=replace(DataSettings(), train=str(run), **own), run=replace(config.run, name=name))
+    settings = {key[5:]: getattr(config.data, key[5:]) for key in changed if key[:5] == "data."}
+    name = config.run.name if "run.name" in changed else None
+    return replace(config, data=replace(DataSettings(), train=str(run), **settings), run=replace(config.run, name=name))
 
 
 def _sft(arguments: argparse.Namespace) -> int:
@@ -344,8 +346,7 @@ def _describe(kind: str, name: str) -> str:
     except AgentFlyError as error:
         return f"({error})"
     if kind == "algorithms":
-        per_turn = " Per turn: loss.turn_credit." if "turn_credit" in thing.reads else ""
-        return f"{thing.description}{per_turn} {thing.paper}"
+        return f"{thing.description} {thing.paper} ({thing.parts})"
     text = getattr(thing, "description", None) or getattr(thing, "__doc__", None) or ""
     return str(text).strip().partition("\n")[0]
 

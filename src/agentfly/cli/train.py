@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import AgentFlyError, ConfigError, RankError
 from . import dashboard, scale
+from .arguments import separate_config, takes_config
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,24 +49,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     train.set_defaults(run=run_train)
 
 
-def takes_config(parser: argparse.ArgumentParser) -> None:
-    """Add the config file, which may be left out, and key=value words to a command."""
-    parser.add_argument(
-        "config", metavar="CONFIG", nargs="?", help="a .toml file, a run's folder or a recipe (agentfly recipes)"
-    )
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="set config keys: algorithm=ppo train.lr=1e-5")
-
-
-def separate_config(arguments: argparse.Namespace) -> None:
-    """`agentfly train data.train=rows.jsonl`: without a config file, the first word is a key=value too."""
-    first = arguments.config
-    if first is not None and "=" in first and not Path(first).is_file():
-        arguments.config, arguments.overrides = None, [first, *arguments.overrides]
-
-
 def run_train(arguments: argparse.Namespace) -> int:
     """Train in the way that the config and the options describe."""
-    from ..learn.ranks.environment import read_place
+    from ..learn.ranks.environment import read_rank
     from ..training.ranks.supervisor import report_to_supervisor, supervise_run
 
     report_to_supervisor()
@@ -75,10 +61,10 @@ def run_train(arguments: argparse.Namespace) -> int:
             return dry_run(arguments, config)
         if config.backend == "verl":
             return train_on_verl(arguments, config)
-        place = read_place()
-        if place is None and config.learner.ranks > 1:
+        this = read_rank()
+        if this is None and config.learner.ranks > 1:
             return supervise_run(arguments.words, config)
-        return train_locally(arguments, config) if place is None or place.rank == 0 else follow(config)
+        return train_locally(arguments, config) if this is None or this.rank == 0 else follow(config)
     except AgentFlyError:
         if os.environ.get("RANK", "0") != "0":
             time.sleep(RANK_0_S)  # rank 0 has the same config: it prints what is wrong with it, and ends this process

@@ -20,7 +20,7 @@ from ..protocols import Renderer
 from ..types import Proof, Sampling
 from .local.engine import tune
 from .local.load import context_of, end_ids, find_source, load_model, merged_tensors, read_settings, save_model
-from .prompt import Probe
+from .prompt import ProbeAnswer
 
 PROBE_TOKENS = 160  # longer than a block of any prefix cache: 16 on most devices, 128 in vLLM on a CPU
 PROBE = Sampling(temperature=0.7, max_tokens=16, seed=20_011)
@@ -129,7 +129,7 @@ class LearnerCopy:
         """Whether these scores of the probe belong to the weights that were proven last."""
         return self._last is not None and _distance(scores, self._last) <= min(limit, DISTINCT * self._noise + 1e-4)
 
-    def prove(self, version: int, ask: Callable[[list[int], Sampling], Probe], limit: float) -> Proof:
+    def prove(self, version: int, ask: Callable[[list[int], Sampling], ProbeAnswer], limit: float) -> Proof:
         """Compare an engine's answer to the probe with this copy. Raises InvariantError if they differ."""
         self.expect()
         return self.check(version, ask(self.probe_ids(), PROBE), limit)
@@ -138,7 +138,7 @@ class LearnerCopy:
         """Score the probe under the present weights: `check` compares answers with them until the next call."""
         self._before, self._own = self._last, self.score(self.probe_ids())
 
-    def check(self, version: int, told: Probe, limit: float) -> Proof:
+    def check(self, version: int, told: ProbeAnswer, limit: float) -> Proof:
         """Compare one engine's answer to the probe with this copy. Raises InvariantError if they differ."""
         ids, own = self.probe_ids(), self._own
         again = self.score([*ids, *told.reply.token_ids], PROBE.temperature)[len(ids) - 1 :]

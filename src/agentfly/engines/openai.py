@@ -6,6 +6,7 @@ reply that broke off after its first text is not requested again.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any, Literal
@@ -87,6 +88,10 @@ class OpenAIEngine:
                 async for line in lines:
                     stream.line(line)
             return stream.complete()
+        except asyncio.CancelledError:
+            if request.on_cut is not None and stream.begun:
+                request.on_cut(stream.cut())
+            raise
         except Transient as error:
             if stream.begun:  # the text was shown already, so the reply cannot be sampled again
                 raise EngineError(f"{self._server.who} broke off in the middle of a reply: {error}") from error

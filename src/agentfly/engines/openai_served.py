@@ -220,7 +220,7 @@ class ServedEngine:
             cleanup_old()
 
     def _ask(self, ids: list[int], sampling: Sampling) -> Any:
-        from .prompt import Probe
+        from .prompt import ProbeAnswer
 
         scored = self._server.call("POST", self._dialect.url, self._dialect.score_body(ids), timeout_s=self._handover_s)
         scores = self._dialect.read_scores(scored, ids)
@@ -228,7 +228,7 @@ class ServedEngine:
         drawn = self._dialect.read(self._server.call("POST", self._dialect.url, body, timeout_s=self._handover_s))
         if drawn.label not in (None, str(self.version)):
             raise InvariantError(f"the server says it samples from version {drawn.label!r}, after it was given {self.version}")
-        return Probe(scores, complete(self.tokenizer, drawn.ids, drawn.logprobs, [0] * len(drawn.ids), drawn.stop, ()))
+        return ProbeAnswer(scores, complete(self.tokenizer, drawn.ids, drawn.logprobs, [0] * len(drawn.ids), drawn.stop, ()))
 
     def _check(self) -> None:
         """Raise a ConfigError unless the server supports training."""

@@ -92,6 +92,10 @@ class ChatStream:
             raise EngineError("the server's stream ended before the reply did")
         return _complete("".join(self._parts), [self._calls[i] for i in sorted(self._calls)], self._finish, self._usage)
 
+    def cut(self) -> Completion:
+        """What has arrived of a reply that is cut off. A call that may be incomplete is none."""
+        return Completion(text="".join(self._parts), stop="length")
+
     def _delta(self, choice: Mapping[str, Any]) -> str:
         delta = choice.get("delta") or {}
         for piece in delta.get("tool_calls") or ():

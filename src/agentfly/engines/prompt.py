@@ -17,7 +17,7 @@ from ..types import Completion, Request, Sampling
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class ProbeAnswer:
     """An engine's answer to the probe of `copies`: log-probs of the prompt's ids from the second on (at temperature 1), and a
     sampled continuation.
     """

@@ -26,7 +26,7 @@ from ..plugins import missing_extra
 from ..schema import Count, Name, Positive
 from ..types import Completion, Proof, Request, Sampling
 from .options import COUNTERS, AtUpdate, Device, Dtype, Fraction, TokenIds, check_arguments
-from .prompt import Probe, complete, cuts, hand_over, room_for
+from .prompt import ProbeAnswer, complete, cuts, hand_over, room_for
 from .vllm_thread import VllmRequest, VllmThread
 
 ASLEEP = "vLLM sleeps while the learner updates: it accepts requests again after the next publish"
@@ -266,21 +266,20 @@ class VllmEngine:
             running.on_token = _listener(self.tokenizer, request, {*self.stop_ids, *request.sampling.stop_ids})
         return running
 
-    def ask(self, ids: list[int], sampling: Sampling) -> Probe:
+    def ask(self, ids: list[int], sampling: Sampling) -> ProbeAnswer:
         """Score the ids, then continue them. Called from a thread without an event loop."""
 
-        async def both() -> Probe:
+        async def both() -> ProbeAnswer:
             loop = asyncio.get_running_loop()
             params = _params(Sampling(max_tokens=1), 1, [], scores=True)
             scored = VllmRequest(f"p{next(self._ids)}", ids, params, loop, loop.create_future())
             async with asyncio.timeout(self._handover_s):
                 self._thread.add(scored)
                 await scored.future
-                return Probe(scored.scores, await self.generate(Request(ids, sampling)))
+                return ProbeAnswer(scored.scores, await self.generate(Request(ids, sampling)))
 
         try:
-            probe: Probe = run_to_end(both())
-            return probe
+            return run_to_end(both())
         except TimeoutError:
             raise EngineError(f"vLLM did not answer the probe within {self._handover_s:g} s") from None
 

@@ -16,7 +16,7 @@ import random
 import statistics
 import time
 import tracemalloc
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,7 +28,7 @@ from ..types import Task
 from . import check_conduct, check_effects
 from .check_growth import grows
 from .check_report import CheckResult, Failed, Report, Skipped, Status
-from .check_subject import EnvCall, Play, Subject, episode, refused, steps_of, text
+from .check_subject import EnvCall, Play, Subject, cancel_after, episode, refused, steps_of, text
 from .worlds import as_tasks
 
 __all__ = ["CheckResult", "Report", "check_env"]
@@ -252,7 +252,7 @@ class _Examination:
                         raise Failed("a call that was given up does not end: its thread is still running")
                     continue
                 for method, arguments in calls:
-                    await _cancel_after(subject.instance.call(method, (), arguments), turns, self.timeout_s)
+                    await cancel_after(subject.instance.call(method, (), arguments), turns, self.timeout_s)
                     try:
                         seen = await episode(subject, task, self.play, self.seed)
                     except ConfigError:
@@ -444,16 +444,3 @@ def _same(wanted: str | list[str], seen: str | list[str], who: str) -> None:
         if one != other:
             raise Failed(f"{who} differ at step {number}: {one[:80]} and {other[:80]}")
     raise Failed(f"{who} differ in length: {len(wanted)} and {len(seen)} steps")
-
-
-async def _cancel_after(coroutine: Coroutine[Any, Any, Any], turns: int, timeout_s: float) -> None:
-    """Start a call, let the event loop run `turns` times, then cancel it. The call may clean up within the deadline."""
-    task = asyncio.ensure_future(coroutine)
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    task.cancel()
-    done, _ = await asyncio.wait([task], timeout=timeout_s)
-    if not done:
-        raise Failed(f"a cancelled call did not end within {timeout_s:g} s")
-    if not task.cancelled():
-        task.exception()  # retrieved, so that asyncio does not log it

@@ -128,7 +128,7 @@ class GlobalRandom:
     """The generators that all code of the process shares. An environment that seeds one leaves its state behind."""
 
     def __init__(self) -> None:
-        self._kept = random.getstate()
+        self._state = random.getstate()
         numpy = sys.modules.get("numpy")
         self._numpy: Any = numpy.random if numpy is not None else None
         self._kept_numpy = None if self._numpy is None else self._numpy.get_state()
@@ -143,7 +143,7 @@ class GlobalRandom:
         return states if self._numpy is None else {**states, "numpy.random": repr(self._numpy.get_state()[1:3])}
 
     def restore(self) -> None:
-        random.setstate(self._kept)
+        random.setstate(self._state)
         if self._numpy is not None:
             self._numpy.set_state(self._kept_numpy)
 

@@ -320,3 +320,16 @@ async def steps_of(subject: Subject, task: Task, play: Play, seed: int) -> Any:
             break
     score = await subject.score(play, task)
     yield text(["score", score])
+
+
+async def cancel_after(coroutine: Coroutine[Any, Any, Any], turns: int, timeout_s: float) -> None:
+    """Start a call, let the event loop run `turns` times, then cancel it. The call may clean up within the deadline."""
+    task = asyncio.ensure_future(coroutine)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=timeout_s)
+    if not done:
+        raise Failed(f"a cancelled call did not end within {timeout_s:g} s")
+    if not task.cancelled():
+        task.exception()  # retrieved, so that asyncio does not log it

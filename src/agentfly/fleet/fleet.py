@@ -22,7 +22,7 @@ from ..errors import AgentFlyError, ConfigError, EngineError, InvariantError
 from ..net.guard import same_token
 from .bare import PACKAGES
 from .launcher import Launched, Launcher
-from .link import HELLO_LIMITS, Link, Message, beat_s
+from .link import HELLO_LIMITS, Link, LinkMessage, beat_s
 from .member import Member, check_software
 
 HELLO_S = 300.0
@@ -67,7 +67,7 @@ class Role(Generic[M]):
         """The process has said hello: make it ready for work. Raises what makes that impossible."""
         raise NotImplementedError
 
-    def hear(self, member: M, message: Message) -> None:
+    def hear(self, member: M, message: LinkMessage) -> None:
         """A message that is no reply."""
 
     def lost(self, member: M, why: str) -> None:
@@ -342,7 +342,7 @@ class Fleet(Generic[M]):
             self._strangers.remove(link)
             link.close()  # it said nothing, or nothing true
 
-    def _hear(self, link: Link, message: Message) -> None:
+    def _hear(self, link: Link, message: LinkMessage) -> None:
         member = next((each for each in self.members if each.link is link), None)
         if member is None:
             self._hear_hello(link, message)
@@ -355,7 +355,7 @@ class Fleet(Generic[M]):
                 member.unreported_s = 0.0
             self.role.hear(member, message)
 
-    def _hear_hello(self, link: Link, message: Message) -> None:
+    def _hear_hello(self, link: Link, message: LinkMessage) -> None:
         value = message.value if isinstance(message.value, dict) else {}
         token = value.get("token")
         if message.kind != "hello" or not isinstance(token, str) or not same_token(token, self._token):

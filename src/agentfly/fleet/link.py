@@ -23,7 +23,7 @@ HELLO_LIMITS = FrameLimits(frame=1 << 16, values=1000, at_once=4)
 CONNECT_S = 30.0
 
 
-class Message(NamedTuple):
+class LinkMessage(NamedTuple):
     """One message. `id` is 0 if no reply is expected."""
 
     kind: str
@@ -49,7 +49,7 @@ class Link(asyncio.Protocol):
 
     def __init__(
         self,
-        on_message: Callable[[Link, Message], None],
+        on_message: Callable[[Link, LinkMessage], None],
         on_lost: Callable[[Link], None],
         limits: FrameLimits | None = None,
     ) -> None:
@@ -101,9 +101,9 @@ class Link(asyncio.Protocol):
                 self._on_message(self, message)
 
 
-def _check(value: object) -> Message:
+def _check(value: object) -> LinkMessage:
     if type(value) is list and len(value) == 3 and type(value[0]) is str and type(value[1]) is int:
-        return Message(*value)
+        return LinkMessage(*value)
     raise BadFrame("it is not a message")
 
 
@@ -114,7 +114,7 @@ class Connection(threading.Thread):
     times `health_s`.
     """
 
-    def __init__(self, ticket: Mapping[str, Any], on_message: Callable[[Message], Any]) -> None:
+    def __init__(self, ticket: Mapping[str, Any], on_message: Callable[[LinkMessage], Any]) -> None:
         super().__init__(name="agentfly-connection", daemon=True)
         self._ticket = ticket
         self._loop = asyncio.new_event_loop()
@@ -145,3 +145,21 @@ class Connection(threading.Thread):
             await asyncio.sleep(pause)
             self._link.silent_s += pause
         die(f"the trainer was silent for {10 * health_s:g} s")
+
+
+def connect(ticket: Mapping[str, Any]) -> tuple[Connection, asyncio.Queue[LinkMessage]]:
+    """Connect a process of a fleet. Its messages come in the queue, in the event loop that calls."""
+    loop = asyncio.get_running_loop()
+    inbox: asyncio.Queue[LinkMessage] = asyncio.Queue()
+    connection = Connection(ticket, lambda message: loop.call_soon_threadsafe(inbox.put_nowait, message))
+    connection.start()
+    return connection, inbox
+
+
+async def is_stopped(inbox: asyncio.Queue[LinkMessage], timeout_s: float) -> bool:
+    """Wait for a message. Returns whether one came in time that says "stop"."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return (await inbox.get()).kind == "stop"
+    except TimeoutError:
+        return False

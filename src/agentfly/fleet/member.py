@@ -12,7 +12,7 @@ from ..errors import ConfigError, EngineError
 from ..resources.rpc.frames import error_of
 from .bare import PACKAGES, software
 from .launcher import Launched
-from .link import Link, Message
+from .link import Link, LinkMessage
 
 _numbers = itertools.count(1)
 
@@ -78,7 +78,7 @@ class Member:
         """`call` from another thread."""
         return asyncio.run_coroutine_threadsafe(self.call(kind, value), self._loop)
 
-    def answer(self, message: Message) -> bool:
+    def answer(self, message: LinkMessage) -> bool:
         """Hand a reply to the call that waits for it. Returns whether one did."""
         future = self.calls.get(message.id)
         if future is None or future.done():

@@ -119,7 +119,7 @@ class Cluster:
         """Publish what this run does, for `told` in any process."""
         self._table()._internal_kv_put(PREFIX + self.run.encode(), json.dumps(value).encode(), namespace=SPACE)
 
-    def told(self) -> dict[str, Any]:
+    def records(self) -> dict[str, Any]:
         """What each run published last, by the name of its connection. A run that has ended may be among them."""
         table = self._table()
         values = {key: table._internal_kv_get(key, namespace=SPACE) for key in table._internal_kv_list(PREFIX, namespace=SPACE)}

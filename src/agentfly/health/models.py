@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def is_model(name: str) -> bool:
-    """Whether a name given to `agentfly doctor` is a model: a folder with a config.json, a bundled model, or a hub name."""
+    """Whether a name given to `agentfly doctor` is a model: a folder with a config.json, a bundled, hub or server model."""
     from ..engines.local.families.files import has_weights
     from ..engines.local.load import NAMES
 
     path = Path(name)
     if path.exists():
         return (path / "config.json").is_file() or (path.is_dir() and has_weights(path))
-    return name in NAMES or (name.count("/") == 1 and not path.parent.exists())
+    return name in NAMES or name.startswith("openai:") or (name.count("/") == 1 and not path.parent.exists())
 
 
 def diagnose_model(name: str, max_context: int | None = None) -> list[Finding]:
@@ -33,6 +33,12 @@ def diagnose_model(name: str, max_context: int | None = None) -> list[Finding]:
     from ..engines.local.load import find_source, read_config, read_settings
     from ..learn.model.examine import Finding, examine
 
+    if name.startswith("openai:"):
+        why = "a chat server gives text, not token ids: give the model's folder or name instead"
+        return [
+            Finding("sampled", True, "by the chat server, in `agentfly eval` and `agentfly chat`"),
+            Finding("trained", False, why),
+        ]
     config = read_config(name)
     folder = Path("" if name == "smollm2" else find_source(name))
     if folder.name and folder.is_dir() and has_weights(folder):

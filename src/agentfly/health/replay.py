@@ -262,8 +262,8 @@ def _look_at_reference(
     if version and pairs and all(a == b for a, b in pairs):
         check.add(f"step {step}: the reference gives all {len(pairs)} tokens the log-probs of version {version} of the policy")
     apart = sum(abs(a - b) for a, b in pairs) / max(1, len(pairs))
-    given = rules.loss.reference is not None or rules.loss.reference_hint is not None
-    if not version and not given and not apart <= (FULL if rules.full else HALF).high:
+    is_set = rules.loss.reference is not None or rules.loss.reference_hint is not None
+    if not version and not is_set and not apart <= (FULL if rules.full else HALF).high:
         check.add(f"step {step}: the reference and the weights that the run began with differ by {apart:.4g} nats per token")
 
 
@@ -343,21 +343,21 @@ class _Rescorer:
                 return
             self._tried += 1
             bonus = _bonus_of(chain, rules)
-            own = {name: value for name, value in chain.components.items() if name not in bonus.components}
+            parts_of_reward = {name: value for name, value in chain.components.items() if name not in bonus.components}
             steady = _close(first.components, again.components)
-            equal = not steady or _close(first.components, own)
+            equal = not steady or _close(first.components, parts_of_reward)
             self._same, self._foreign = self._same and steady, self._foreign + (not equal)
             none = [0.0] * len(steps)
-            given = [sum(parts) for parts in zip(steps, first.turn_rewards or none, bonus.turn_rewards or none, strict=True)]
-            told = [turn.reward for turn in chain.turns]
-            number = next((i for i, pair in enumerate(zip(told, given, strict=True)) if not _near(*pair)), None)
+            expected = [sum(parts) for parts in zip(steps, first.turn_rewards or none, bonus.turn_rewards or none, strict=True)]
+            stored = [turn.reward for turn in chain.turns]
+            number = next((i for i, pair in enumerate(zip(stored, expected, strict=True)) if not _near(*pair)), None)
             if number is not None:
-                what = f"turn {number + 1} of chain {chain.id} has the reward {told[number]:g}"
-                self._wrong.append(f"{what}, but is worth {given[number]:g}")
+                what = f"turn {number + 1} of chain {chain.id} has the reward {stored[number]:g}"
+                self._wrong.append(f"{what}, but is worth {expected[number]:g}")
             elif not _near(first.reward, chain.reward or 0.0):
                 self._wrong.append(f"chain {chain.id} has the reward {chain.reward:g}, but is worth {first.reward:g}")
             elif not equal:
-                self._wrong.append(f"chain {chain.id} has the parts {own}, but its reward gives {first.components}")
+                self._wrong.append(f"chain {chain.id} has the parts {parts_of_reward}, but its reward gives {first.components}")
 
     def close(self) -> None:
         self._check.evidence = f"{self._tried:,} of {self._seen:,} chains"

@@ -190,7 +190,7 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
 
 class _Norm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, kind: str) -> Tensor:
+    def forward(ctx: object, x: Tensor, weight: Tensor, eps: float, kind: str) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.eps, ctx.kind = eps, kind
         return _launch_norm(x, weight, eps, kind)
@@ -217,7 +217,7 @@ class _Norm(torch.autograd.Function):
 
 class _Gated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor, kind: str) -> Tensor:
+    def forward(ctx: object, gate: Tensor, up: Tensor, kind: str) -> Tensor:
         ctx.save_for_backward(gate, up)
         ctx.kind = kind
         return _launch_gated(gate, up, kind)
@@ -240,7 +240,7 @@ class _Gated(torch.autograd.Function):
 
 class _Rotary(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: object, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(cos, sin)
         return _launch_rotary(q, k, cos, sin)
 

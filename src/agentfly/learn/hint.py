@@ -25,15 +25,15 @@ def hinted_rows(experience: Experience, prompts: Prompts, max_tokens: int) -> Ro
     samples: list[Sample] = []
     made: dict[tuple[int, tuple[int, ...]], tuple[Sequence[int], Sequence[int]]] = {}
     for chain, trajectory in enumerate(experience.trajectories):
-        own = experience.chain_rows[chain]
+        rows = experience.chain_rows[chain]
         key = experience.groups[chain], tuple(trajectory.turns[0].context_ids)  # siblings have one prompt
         if key not in made:
             made[key] = prompts(trajectory)
         plain, hinted = made[key]
         if tuple(plain) != key[1]:
             raise ConfigError(f"loss.reference_hint: the prompt of chain {trajectory.id} is not rendered alike a second time")
-        samples += [with_prompt(sample, plain, hinted) for sample in experience.samples[own.start : own.stop]]
-        if (longest := max(len(sample.token_ids) for sample in samples[own.start :])) > max_tokens:
+        samples += [with_prompt(sample, plain, hinted) for sample in experience.samples[rows.start : rows.stop]]
+        if (longest := max(len(sample.token_ids) for sample in samples[rows.start :])) > max_tokens:
             raise ConfigError(
                 f"loss.reference_hint makes chain {trajectory.id} {longest} tokens long, and the model reads {max_tokens}: "
                 "shorten the hint, or lower agent.max_context"

@@ -92,7 +92,7 @@ def attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     agentfly_layout: Any = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Called by every layer: query [1, heads, tokens, head_dim], key and value [1, kv_heads, tokens, head_dim]."""
     check_attention(module, agentfly_layout, kwargs, "its rows cannot be packed")

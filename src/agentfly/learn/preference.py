@@ -58,14 +58,14 @@ class PreferenceLearner(RowLearner[Pair]):
 
     def with_reference(self, pairs: Sequence[Pair], reference: nn.Module | None = None) -> list[Pair]:
         """Returns the pairs with their part of the margin by the reference; by default by the model as it is now."""
-        own = self._scorer, self._shape
+        policy = self._scorer, self._shape
         if reference is not None:
             self._scorer = Scorer(reference.eval(), chunk=self.optim.logprob_chunk)
             self._shape = self._scorer.prepare(replace(self.optim, gradient_checkpointing=False))
         try:
             apart = self._apart(pairs).tolist()
         finally:
-            self._scorer, self._shape = own
+            self._scorer, self._shape = policy
         return [replace(pair, reference=each) for pair, each in zip(pairs, apart, strict=True)]
 
     def slopes(self, rows: Rows, items: Sequence[Pair], members: Sequence[int], totals: Totals) -> tuple[Tensor, float]:

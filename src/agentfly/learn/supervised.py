@@ -93,9 +93,9 @@ class RowLearner(ABC, Generic[Item]):
 
     def _table(self, items: Sequence[Item]) -> tuple[Rows, list[range]]:
         """Returns the rows of all items, and which of them are whose."""
-        own = [self.rows_of(item) for item in items]
-        ends = [0, *accumulate(map(len, own))]
-        return Rows([sample for samples in own for sample in samples]), [range(a, b) for a, b in pairwise(ends)]
+        by_item = [self.rows_of(item) for item in items]
+        ends = [0, *accumulate(map(len, by_item))]
+        return Rows([sample for samples in by_item for sample in samples]), [range(a, b) for a, b in pairwise(ends)]
 
     def _step(self, rows: Rows, members: Sequence[int], slopes: tuple[Tensor, float], totals: Totals) -> None:
         def gradients() -> tuple[float, float, list[MicroBatch]]:

@@ -71,7 +71,7 @@ class OpeningFrames:
 
     def __init__(self, dialect: Dialect, codec: Codec, skeletons: Skeletons) -> None:
         self._dialect, self._codec, self._skeletons = dialect, codec, skeletons
-        self._known: OrderedDict[Any, tuple[Frame | None, Any]] = OrderedDict()
+        self._frames: OrderedDict[Any, tuple[Frame | None, Any]] = OrderedDict()
         self._seen: OrderedDict[Any, Any] = OrderedDict()
 
     def ids(self, messages: Sequence[Message], tools: object) -> list[int] | None:
@@ -82,7 +82,7 @@ class OpeningFrames:
         if any(message.role not in ("system", "user") for message in first):
             return None
         key = (tuple([(message.role, message.content, message.name) for message in first]), id(tools))
-        cached = self._known.get(key)
+        cached = self._frames.get(key)
         if cached is None or cached[1] is not tools:
             cached = self._make(key, messages, tools)
         frame = None if cached is None else cached[0]
@@ -96,7 +96,7 @@ class OpeningFrames:
             entry = self._frame(messages, tools), tools
         except TemplateRefused:
             entry = None, tools
-        _keep(self._known, key, entry)
+        _keep(self._frames, key, entry)
         return entry
 
     def _frame(self, messages: Sequence[Message], tools: Any) -> Frame | None:

@@ -78,8 +78,8 @@ class HFRenderer:
     @property
     def foreign_marks(self) -> tuple[str, ...]:
         """The texts with which the template begins a user's turn or the result of a call, and no part of a reply."""
-        found = (mark for renderer in self._templates.values() for mark in foreign_marks(renderer.dialect))
-        return tuple(dict.fromkeys(found))
+        marks = (mark for renderer in self._templates.values() for mark in foreign_marks(renderer.dialect))
+        return tuple(dict.fromkeys(marks))
 
     @property
     def stop_texts(self) -> tuple[str, ...]:

@@ -197,13 +197,14 @@ class Dialect:
 
     def _ask_calls(self, user: Message) -> None:
         call = ToolCall("zqtool", {"x": "zqvalue"}, "zqd00000q")
-        # An id of another length shows whether the template insists on nine characters.
-        long = replace(call, id="zqd_0000000000q")
+        # Ids of another length show whether the template insists on nine characters, or on so many at least.
+        short, long = (replace(call, id=name) for name in ("zqd_0", "zqd_0000000000q"))
         result = Message("tool", "zqresult", name="zqtool", tool_call_id=call.id)
         choices = [(text, none, nine) for nine in (False, True) for text in (False, True) for none in (False, True)]
         for text, none, nine in choices:
             self.format = replace(self.format, arguments_text=text, empty_is_none=none, nine_ids=nine)
-            if self._shows([user, Message("assistant", "", (long,))], ["zqtool", "zqvalue"], PROBE_TOOLS):
+            replies = [Message("assistant", "", (each,)) for each in (long, short)]
+            if all(self._shows([user, reply], ["zqtool", "zqvalue"], PROBE_TOOLS) for reply in replies):
                 break
         else:
             self.format = replace(self.format, arguments_text=False, empty_is_none=False, nine_ids=False, calls=False)

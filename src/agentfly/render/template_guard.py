@@ -148,8 +148,8 @@ def foreign_marks(dialect: Dialect) -> tuple[str, ...]:
     opening = (opening.partition(end)[2] if end else "").strip() or opening  # the user's turn may itself end the reply
     replies, marks = "\0".join([*forms, probes.prompt(True)]), []
     for text in (opening, *(before for before, _ in dialect.marks.results)):
-        found = _distinctive(units, text.strip(), replies)
-        marks += found or [line for line in (text.strip(),) if len(line) > 2 and line not in replies]
+        distinctive = _distinctive(units, text.strip(), replies)
+        marks += distinctive or [line for line in (text.strip(),) if len(line) > 2 and line not in replies]
     return tuple(dict.fromkeys(marks))
 
 

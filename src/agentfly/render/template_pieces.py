@@ -27,27 +27,27 @@ class TokenCache:
     def __init__(self, max_bytes: int = 16 << 20) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = self.num_hits = self.num_misses = 0
-        self._known: dict[Hashable, tuple[list[int], int]] = {}
+        self._entries: dict[Hashable, tuple[list[int], int]] = {}
 
     def get(self, key: Hashable) -> list[int] | None:
         """The ids, which the caller must not change, or None."""
-        entry = self._known.pop(key, None)
+        entry = self._entries.pop(key, None)
         if entry is None:
             self.num_misses += 1
             return None
-        self._known[key] = entry  # now the most recently used
+        self._entries[key] = entry  # now the most recently used
         self.num_hits += 1
         return entry[0]
 
     def put(self, key: Hashable, text: str, ids: list[int]) -> None:
         """Keeps the ids, unless the text is very long."""
-        if len(text) > _MAX_LENGTH or key in self._known:
+        if len(text) > _MAX_LENGTH or key in self._entries:
             return
         size = 250 + 4 * len(text) + 40 * len(ids)
-        self._known[key] = ids, size
+        self._entries[key] = ids, size
         self.num_bytes += size
-        while self._known and self.num_bytes > self.max_bytes:
-            self.num_bytes -= self._known.pop(next(iter(self._known)))[1]
+        while self._entries and self.num_bytes > self.max_bytes:
+            self.num_bytes -= self._entries.pop(next(iter(self._entries)))[1]
 
 
 class Pieces:
@@ -74,11 +74,11 @@ class Pieces:
     def encode(self, text: str) -> list[int]:
         """The ids of a text, a new list."""
         if self._pattern is None:
-            return list(self._known(text))
+            return list(self._ids_of(text))
         first, *parts = self._pattern.split(text)
-        ids = list(self._known(first)) if first else []
+        ids = list(self._ids_of(first)) if first else []
         for mark, rest in zip(parts[::2], parts[1::2], strict=True):
-            ids += self._known(mark + rest)
+            ids += self._ids_of(mark + rest)
         return ids
 
     def split(self, text: str) -> list[str]:
@@ -91,7 +91,7 @@ class Pieces:
             return None
         return self._plain(mark + text)
 
-    def _known(self, piece: str) -> list[int]:
+    def _ids_of(self, piece: str) -> list[int]:
         ids = self._cache.get(piece)
         if ids is None:
             ids = self._plain(piece)

@@ -1,6 +1,6 @@
 """The environment servers that a process may use: `ServerDirectory`, which pools consult for each new instance.
 
-The driver of a run starts the servers, notices when one is lost, and starts another (`training.cluster.env_hosts`). Each
+The driver of a run starts the servers, notices when one is lost, and starts another (`training.cluster.env_servers`). Each
 process that runs chains has a directory, which the driver keeps up to date. The directory of placement `http` never changes.
 
     driver --update(servers, lost)--> ServerDirectory --choose--> a new instance on the server with the fewest
@@ -87,7 +87,7 @@ class ServerDirectory:
         """What `take` reads in another process."""
         servers = [[server.name, server.url, server.attempt] for server in self.counts]
         return {
-            "serial": self.serial, "token": self.token, "hosts": servers, "lost": dict(lost or {}), "failure": self._failure,
+            "serial": self.serial, "token": self.token, "servers": servers, "lost": dict(lost or {}), "failure": self._failure,
         }  # fmt: skip
 
     def take(self, value: Mapping[str, Any]) -> None:
@@ -95,7 +95,7 @@ class ServerDirectory:
         if value["serial"] < self.serial:
             return
         self.token = value["token"]
-        self.update([ServerAddress(*server) for server in value["hosts"]], value["lost"])
+        self.update([ServerAddress(*server) for server in value["servers"]], value["lost"])
         if value["failure"] is not None:
             self.fail(ConfigError(value["failure"]))
         self.serial = value["serial"]

@@ -1,6 +1,6 @@
 """The settings of a pool that belong to its placement: a table is read into a checked dataclass.
 
-`sandbox`, `container`, `http` and `hosts` have one dataclass each; `loop`, `thread` and `process` have no such settings. In a
+`sandbox`, `container`, `http` and `servers` have one dataclass each; `loop`, `thread` and `process` have no such settings. In a
 config they stand beside the pool's other settings (`placement = "sandbox"`, `tier = "landlock"`). A setting of another
 placement is a ConfigError that says which one has it.
 """
@@ -118,7 +118,7 @@ class HttpOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetOptions:
-    """Placement `hosts`: on the environment servers of a run. A run sets it (`cluster.env_hosts`), a config cannot.
+    """Placement `servers`: on the environment servers of a run. A run sets it (`cluster.env_hosts`), a config cannot.
 
     `directory`    the `ServerDirectory` of this process
     """
@@ -128,7 +128,7 @@ class FleetOptions:
 
     def __post_init__(self) -> None:
         if not isinstance(self.directory, ServerDirectory):
-            raise ConfigError("placement 'hosts' is set by cluster.env_hosts, which starts the hosts: remove it")
+            raise ConfigError("placement 'servers' is set by cluster.env_hosts, which starts them: remove it")
 
 
 PlacementOptions = SandboxOptions | ContainerOptions | HttpOptions | FleetOptions
@@ -139,7 +139,7 @@ PLACEMENTS: dict[str, tuple[str, type[PlacementOptions] | None]] = {
     "sandbox": ("sandbox:SandboxBackend", SandboxOptions),
     "container": ("container:ContainerBackend", ContainerOptions),
     "http": ("http:HttpBackend", HttpOptions),
-    "hosts": ("http:HttpBackend", FleetOptions),
+    "servers": ("http:HttpBackend", FleetOptions),
 }
 """The backend of each placement, which is imported when a pool of that placement is made, and the class of its options."""
 _NAMES = {placement: [each.name for each in fields(cls)] if cls else [] for placement, (_, cls) in PLACEMENTS.items()}
@@ -150,7 +150,7 @@ OPTIONS = frozenset().union(*_NAMES.values())
 def read_placement(placement: str, options: Mapping[str, Any], who: str) -> PlacementOptions | None:
     """The checked options; None if the placement has none. Raises ConfigError, whose sentence begins with `who`."""
     if placement not in PLACEMENTS:
-        choices = [name for name in PLACEMENTS if name != "hosts"]  # which no user sets
+        choices = [name for name in PLACEMENTS if name != "servers"]  # which no user sets
         raise ConfigError(f"{who}: unknown placement {placement!r}; known: {', '.join(choices)}")
     cls: Any = PLACEMENTS[placement][1]
     names = _NAMES[placement]

@@ -44,7 +44,7 @@ class ChatSession:
         self.scorable = task is not None and agent.reward is not None
         self.differences: list[str] = []
         self.busy = False
-        self._given = task
+        self._task = task
         task = task or Task("chat", ())
         self.trajectory = Trajectory(f"chat{next_run_number()}-0", task, outcome=Outcome.FINISHED)
         self._plan = plan
@@ -216,7 +216,7 @@ class ChatSession:
         return extension.ids, None if extension.restarts else prompt_ids(turns)
 
     def _opening(self, text: str | None) -> list[Message]:
-        task = self._given
+        task = self._task
         if text is None:
             if task is None:
                 raise ConfigError("there is nothing to reply to: say something")

@@ -96,17 +96,17 @@ async def open_environments(
     max_concurrency: int | None,
     *,
     share: tuple[int, int] = (0, 1),
-    hosts: ServerDirectory | None = None,
+    directory: ServerDirectory | None = None,
 ) -> AsyncIterator[Plan]:
     """Yields the plan with an admission controller and, if the agent uses environments, with a resource manager.
 
-    `share` (i, n): this process is the i-th of n that share the budget and the sizes of the pools. `hosts`: the environments
-    live on these hosts.
+    `share` (i, n): this process is the i-th of n that share the budget and the sizes of the pools. `directory`: the
+    environments live on these servers.
     """
     together = most_in_flight(plan.engine, max_concurrency)
     kinds = environment_kinds(agent, together, share)
-    if hosts is not None:
-        kinds = [on_servers(kind, hosts) for kind in kinds]
+    if directory is not None:
+        kinds = [on_servers(kind, directory) for kind in kinds]
     if not kinds:
         yield replace(plan, admission=controller(plan, together))
         return

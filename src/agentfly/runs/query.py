@@ -495,14 +495,6 @@ class RunReader(Displayed):
         ]
         return sorted(rows, key=lambda tool: (-(tool.p95_s or 0.0), tool.name))
 
-    def tools_by_step(self, name: str, split: str = "train") -> list[ToolRow]:
-        """One tool over the steps."""
-        statement = (
-            "SELECT name, calls, errors, p50_s, p95_s, max_s, step, split FROM tools "
-            "WHERE name = ? AND split = ? AND step >= 0 ORDER BY step"
-        )
-        return [ToolRow(*row) for row in self._fetch(statement, (clean_text(name), split))]
-
     def checks(self, step: int | None = None, after_step: int | None = None) -> list[CheckRow]:
         """The invariants that were checked, by step."""
         where, values = ("step = ?", [step]) if step is not None else ("step > ?", [-1 if after_step is None else after_step])

@@ -83,7 +83,6 @@ _TABLES: dict[str, str] = {
     "gauges": "name TEXT NOT NULL, t REAL NOT NULL, value REAL, PRIMARY KEY (name, t)",
     "live": "name TEXT PRIMARY KEY, t REAL NOT NULL, data TEXT NOT NULL",
 }
-EVENT_COLUMNS = ("t", "step", "kind", "who", "data")
 # A chain that is deleted takes its other records along. Its documents in the full-text indexes stay: to delete from an index
 # that holds no documents, SQLite needs the text again. A search looks at every chain that an index names, so the document of a
 # deleted chain finds nothing, also if its key is used again.

@@ -148,7 +148,7 @@ def compile_pydantic(compiler: FormCompiler, annotation: Any) -> Form:
         defs = {prefix + name: body for name, body in schema.pop("$defs", {}).items()}
     compiler.defs.update(defs)
 
-    def convert(value: Any, memo: Memo) -> Any:
+    def convert(value: object, memo: Memo) -> Any:
         try:
             return adapter.validate_python(read_json(value, "{", dict, memo))
         except pydantic.ValidationError as error:

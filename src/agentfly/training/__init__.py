@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from .. import old_names
-from .evaluation import Evaluation, evaluate, evaluate_run
-from .loop import TrainResult
+from ..watch.results import Evaluation, TrainResult
+from .evaluation import evaluate, evaluate_run
 from .supervised import dpo, sft
 
 __all__ = ["Evaluation", "TrainResult", "dpo", "evaluate", "evaluate_run", "sft"]

@@ -19,7 +19,7 @@ from ..agents.base import BaseAgent
 from ..aio.threads import run_to_end
 from ..build import build_plan, trainable_engine
 from ..config import Config
-from ..data import is_file_name, parse_message, read_rows
+from ..data import MESSAGES, is_file_name, parse_message, read_rows, rename_columns
 from ..engines.prompt import decode
 from ..errors import ConfigError, DataError
 from ..learn.samples import to_samples
@@ -36,8 +36,15 @@ COUNT = 1000
 """Demonstrations drawn from a set if no number is given."""
 
 
-def demo_rows(source: str, count: int | None, seed: int, mistakes: float | None = None) -> list[Any]:
-    """Returns the first `count` rows of a file or chains of a run, or `count` rows of a set. `mistakes` is for sets only."""
+def demo_rows(
+    source: str, count: int | None, seed: int, mistakes: float | None = None, columns: Mapping[str, str] | None = None
+) -> list[Any]:
+    """Returns the first `count` rows of a file or chains of a run, or `count` rows of a set. `mistakes` is for sets only.
+
+    `columns` renames fields of rows (`data.rename_columns`).
+    """
+    if is_run(source) and columns:
+        raise ConfigError(f"data.columns has no effect on the chains of {source}: remove it")
     if is_file_name(source) or is_run(source):
         if mistakes:
             raise ConfigError(f"warm_start.mistakes has no effect on {source}: it is used unchanged. Remove it")
@@ -49,7 +56,7 @@ def demo_rows(source: str, count: int | None, seed: int, mistakes: float | None 
         rows = list(maker(COUNT if count is None else count, seed, mistakes=mistakes or 0.0))
     if not rows:
         raise DataError(f"{source}: the data set is empty")
-    return rows
+    return rename_columns(rows, columns, source)
 
 
 def is_run(source: str) -> bool:
@@ -107,7 +114,7 @@ def _sampled(trajectory: Trajectory) -> tuple[int, ...]:
     return tuple(token for turn in trajectory.turns for token in turn.completion.token_ids)
 
 
-def _check_text(trajectory: Trajectory, tokenizer: Any, model: object) -> None:
+def _check_text(trajectory: Trajectory, tokenizer: object, model: object) -> None:
     """Raises DataError if the sampled ids of a chain are not its text under this tokenizer."""
     for turn in trajectory.turns:
         ids, text = list(turn.completion.token_ids), turn.completion.text
@@ -163,7 +170,7 @@ def to_trajectory(row: Any, index: int, agent: BaseAgent, renderer: Any, schemas
     first = next((i for i, message in enumerate(messages) if message.role == "assistant"), None)
     if not first:
         raise DataError(f"row {index}: a demonstration has at least one message before its first assistant reply")
-    fields = {key: value for key, value in row.items() if key != "messages"}
+    fields = {key: value for key, value in row.items() if key not in MESSAGES}
     task = Task(str(row.get("id", index)), tuple(messages[:first]), fields)
     trajectory = Trajectory(f"demo-{index}", task, 0, _opening(agent, task), outcome=Outcome.FINISHED, reward=0.0)
     ids, restarts = renderer.start(trajectory.messages, schemas), True
@@ -222,15 +229,16 @@ def _without(examples: Sequence[Message], messages: list[Message]) -> list[Messa
     return [*messages[:at], *messages[at + len(examples) :]] if shown else messages
 
 
-def _messages(row: Any, index: int) -> list[Message]:
-    if not isinstance(row, dict) or not isinstance(row.get("messages"), list):
-        raise DataError(f"row {index}: a demonstration is an object with a list 'messages'")
-    for number, item in enumerate(row["messages"]):
+def _messages(row: object, index: int) -> list[Message]:
+    messages = next((row[name] for name in MESSAGES if name in row), None) if isinstance(row, dict) else None
+    if not isinstance(messages, list):
+        raise DataError(f"row {index}: a demonstration is an object with a list 'messages' or 'conversations'")
+    for number, item in enumerate(messages):
         if isinstance(item, Mapping) and item.get("role") == "assistant" and item.get("weight") not in (None, 1):
             raise DataError(
                 f"row {index}: message {number} has the weight {item['weight']!r}, but all replies are trained alike"
             )
-    return [parse_message(item, number, f"row {index}") for number, item in enumerate(row["messages"])]
+    return [parse_message(item, number, f"row {index}") for number, item in enumerate(messages)]
 
 
 def self_made(

@@ -129,9 +129,9 @@ class TaskDraws:
 
 def _open_sampler(data: DataSettings, tasks: Sequence[Task], seed: int) -> tuple[str, TaskSampler]:
     """Returns the name of the sampler that a source asks for, and the sampler."""
-    given, options = data.sampler_options
-    make = plugins.resolve("samplers", given) if isinstance(given, str) else given
-    name = given if isinstance(given, str) else getattr(given, "__name__", repr(given))
+    chosen, options = data.sampler_options
+    make = plugins.resolve("samplers", chosen) if isinstance(chosen, str) else chosen
+    name = chosen if isinstance(chosen, str) else getattr(chosen, "__name__", repr(chosen))
     if make is EpochSampler:
         options = {"shuffle": data.shuffle, **options}
     if not callable(make):

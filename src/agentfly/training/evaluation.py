@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,64 +19,20 @@ from ..aio.threads import run_to_end
 from ..build import build_agent, held_out_tasks
 from ..config import Config
 from ..data import load_tasks
-from ..display import Displayed, chains_html
 from ..engines import short_name
-from ..errors import ConfigError, RolloutError
+from ..errors import ConfigError
 from ..protocols import RemoteEngine
 from ..rollout import Plan, check_prompts, make_plan, open_environments, run_chains
 from ..rollout.setup import as_sampling, next_run_number
 from ..runs import Recorder, RunDirectory, RunStore, StoreWriter
-from ..types import RunResult, Sampling, Task, Trajectory
-from ..watch.held_out import held_out_metrics, interval_text, is_part, left_out
+from ..types import Sampling, Task, Trajectory
+from ..watch.held_out import held_out_metrics
+from ..watch.results import Evaluation
 from .cluster.join import joined_cluster
 from .parts import open_rollout
 from .workers.engine import use_workers
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Evaluation(Displayed):
-    """Metrics by name (validation/success, validation/pass_at_4, ...) and all trajectories.
-
-    A metric of no chains is NaN: success is that of the chains that have a score, and validation/scored counts them.
-    `directory` is the folder that holds the trajectories, if they were stored.
-    """
-
-    metrics: dict[str, float]
-    trajectories: list[Trajectory]
-    num_chains: int
-    directory: Path | None = None
-
-    def to_pandas(self) -> Any:
-        """A pandas.DataFrame with a row per chain. Raises MissingExtra."""
-        return RunResult(self.trajectories, self.num_chains, 0.0).to_pandas()
-
-    def __repr__(self) -> str:
-        figures = ", ".join(
-            f"{name.removeprefix('validation/')} {value:.4g}{interval_text(self.metrics, name)}"
-            for name, value in self.metrics.items()
-            if not is_part(name)
-        )
-        missing = f"; {note}" if (note := left_out(self.metrics)) is not None else ""
-        return f"<Evaluation {len(self.trajectories)} chains, {self.num_chains} per task: {figures}{missing}>"
-
-    def _repr_html_(self) -> str:
-        return chains_html(repr(self).strip("<>"), self.trajectories)
-
-    def to_json(self) -> dict[str, Any]:
-        """The metrics for a JSON file, which has no NaN: None instead. `chains` and `scored` say how many there were."""
-        figures = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
-        return {**figures, "chains": len(self.trajectories), "scored": sum(each.scored for each in self.trajectories)}
-
-    def check(self) -> None:
-        """Raises RolloutError if no chain has a score, so the metrics say nothing about the agent."""
-        if any(trajectory.scored for trajectory in self.trajectories):
-            return
-        ends = Counter(trajectory.outcome.value for trajectory in self.trajectories)
-        counts = ", ".join(f"{count} {outcome}" for outcome, count in ends.most_common())
-        why = next((trajectory.error for trajectory in self.trajectories if trajectory.error), None)
-        raise RolloutError(f"no chain has a score ({counts})" + (f"; the first error: {why}" if why else ""))
 
 
 async def validate(
@@ -149,8 +103,7 @@ def evaluate(
                 on_trajectory=on_trajectory,
             )
 
-    evaluation: Evaluation = run_to_end(work())
-    return evaluation
+    return run_to_end(work())
 
 
 def evaluate_run(

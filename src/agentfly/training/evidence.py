@@ -11,13 +11,15 @@ from __future__ import annotations
 import asyncio
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ..errors import RolloutError
+from ..learn.samples import opening_row
 from ..protocols import TrainableEngine
-from ..types import Completion, Request, Sampling, TokenFit, Trajectory
+from ..types import Completion, Request, Sample, Sampling, TokenFit, Trajectory
 
 SIGMAS = 6.0
 """Standard errors that a mean may be off."""
@@ -25,6 +27,8 @@ PROOF = 23.0
 """Evidence that proves another sampler: a sound run shows so much with a probability of e^-23, 1e-10, per step."""
 EVERY, MOST_TOKENS = 31, 512
 """Of one chain in `EVERY`, the first tokens test the sampler: a forward pass of so few takes a hundredth of an update."""
+EARLY, EARLY_TOKENS = 3, 4096
+"""Before so many updates, chains with so many tokens in all test it: a sampler that is wrong is mostly wrong from the start."""
 PROMPT_TOKENS, REPLY_TOKENS = 24, 5
 """Tokens of a probe. Each token of the replies is a pass of the engine: several short replies cost less than a long one."""
 CHAINS_PER_PROBE, MIN_PROBES, MAX_PROBES = 32, 4, 8
@@ -132,14 +136,19 @@ class Freshness:
         return score > -self.SIGMAS * math.sqrt(variance) and self.score > -self.SIGMAS * math.sqrt(self.variance)
 
 
-def tests_sampler(trajectory: Trajectory) -> bool:
-    """Whether a chain's tokens test the sampler. Its name alone decides: chosen by its reward, they are no fair sample."""
-    return zlib.crc32(trajectory.id.encode()) % EVERY == 0
+def sampler_rows(chains: Iterable[Trajectory], updates: int) -> list[Sample]:
+    """Openings of the chains that test the sampler. Names choose them: chosen by reward, their tokens are no fair sample."""
+    room, rows = EARLY_TOKENS if updates < EARLY else 0, []
+    for number, chain in sorted(((zlib.crc32(chain.id.encode()), chain) for chain in chains), key=itemgetter(0)):
+        if (room > 0 or number % EVERY == 0) and (row := opening_row(chain, MOST_TOKENS)) is not None:
+            rows.append(row)
+            room -= len(row.token_ids)
+    return rows
 
 
 @dataclass(slots=True)
 class Drawn:
-    """Evidence that tokens were drawn from another distribution than the learner's: `value`, for the sampler in `told`.
+    """Evidence that tokens were drawn from another distribution than the learner's: `value`, for the sampler in `sampler`.
 
     It is the logarithm of a likelihood ratio, added up over steps and never below 0: a fault that begins late is found as soon
     as one from the start. Under the learner's distribution each ratio has the mean 1, so evidence above x has a probability
@@ -147,7 +156,7 @@ class Drawn:
     """
 
     value: float = 0.0
-    told: str = ""
+    sampler: str = ""
     ratios: dict[str, float] = field(default_factory=dict)
     ids: dict[float, Any] = field(default_factory=dict)
 
@@ -159,16 +168,16 @@ class Drawn:
         for name, ratio in fit.ratios.items():
             self.ratios[name] = max(0.0, self.ratios.get(name, 0.0) + ratio - rounding)
         name = max(self.ratios, key=self.ratios.__getitem__)
-        self.value, self.told = self.ratios[name] - math.log(len(self.ratios)), name
+        self.value, self.sampler = self.ratios[name] - math.log(len(self.ratios)), name
         for often, change in fit.ids.items():
             grown = self.ids[often] = (change - rounding + self.ids.get(often, 0.0)).clip(min=0.0)
-            found = float(grown.max()) - math.log(len(fit.ids) * len(grown))
-            if found > self.value:
-                self.value, self.told = found, f"{often:g} times as many tokens of id {int(grown.argmax())}"
+            value = float(grown.max()) - math.log(len(fit.ids) * len(grown))
+            if value > self.value:
+                self.value, self.sampler = value, f"{often:g} times as many tokens of id {int(grown.argmax())}"
         return self.value <= PROOF
 
 
-class Probe:
+class EngineProbe:
     """Asks the engine to continue the beginning of a task's prompt after each update.
 
     The seeds are the same for `SAME_SEEDS` updates, so the replies of two versions begin alike. For the tokens that they have

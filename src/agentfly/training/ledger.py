@@ -8,7 +8,7 @@
   learner checks this on the rows that it trains: `learn.samples.check_tokens`);
 - after an update the engine samples from the new version, with the learner's weights or a proven copy of them, and has never
   reused a key or value of older weights for a new request;
-- what the engine samples after an update fits the new weights and not those before (`Probe`), at any learning rate;
+- what the engine samples after an update fits the new weights and not those before (`EngineProbe`), at any learning rate;
 - the sampler draws from the learner's distribution (`Drawn`), unless the config truncates it;
 - an update with a gradient changes the weights, and the optimizer has counted every step of the run;
 - not more than `max_failed_share` of a step's chains are untrainable.
@@ -20,22 +20,21 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
 from ..errors import InvariantError
-from ..learn.samples import opening_row, row_of
+from ..learn.samples import row_of
 from ..protocols import Learner, ReplicatedEngine, TrainableEngine
 from ..types import Completion, Outcome, Sample, TokenFit, Trajectory
 from .evidence import (
     COPY,
     FULL,
-    MOST_TOKENS,
     PROOF,
     Drawn,
+    EngineProbe,
     Format,
     Freshness,
-    Probe,
     gap_limit,
     is_biased,
     is_partly_stale,
-    tests_sampler,
+    sampler_rows,
 )
 
 REMEMBERED = 100_000
@@ -180,7 +179,7 @@ class Ledger:
         self.adam_steps = counted
 
     def check_probe(
-        self, probe: Probe, replies: Sequence[Completion], learner: Learner, groups: Sequence[Sequence[Trajectory]] = ()
+        self, probe: EngineProbe, replies: Sequence[Completion], learner: Learner, groups: Sequence[Sequence[Trajectory]] = ()
     ) -> dict[str, float]:
         """Compare a probe's replies, and tokens of some chains, with the learner's distributions. Returns what was measured.
 
@@ -189,9 +188,8 @@ class Ledger:
         """
         replies = [reply for reply in replies if reply.token_ids and set(reply.versions) == {learner.version}]
         chains = [] if self.max_lag != 0 or self.truncates else [chain for group in groups for chain in group]
-        openings = [opening_row(chain, MOST_TOKENS) for chain in chains if tests_sampler(chain)]
         rows = [row_of([(probe.prompt_ids, reply.token_ids, reply.logprobs)]) for reply in replies]
-        rows += [row for row in openings if row is not None]
+        rows += sampler_rows(chains, learner.version)
         if not rows:
             return {}
         num_drawn = 0 if self.truncates else len(rows) - (0 if probe.independent else len(replies))
@@ -227,7 +225,7 @@ class Ledger:
         fits = self.drawn.add(fit, sum((a - b) ** 2 for a, b in zip(sampled, own, strict=True)))
         if not self._note("whole_distribution", fits, self.drawn.value, PROOF):
             raise InvariantError(
-                f"the tokens of the run fit a sampler with {self.drawn.told} better than the learner's distribution (by "
+                f"the tokens of the run fit a sampler with {self.drawn.sampler} better than the learner's distribution (by "
                 f"{self.drawn.value:.0f} nats, limit {PROOF:g}): the engine draws from another distribution than the one whose "
                 f"log-probs it records. The weights were not changed"
             )

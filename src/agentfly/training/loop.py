@@ -17,26 +17,23 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-from ..display import Displayed, data_frame, run_html
 from ..errors import AgentFlyError
 from ..protocols import GroupResult, PreparedEngine, RecordingLearner
 from ..rollout import Group, GroupStream, Pace, Plan, as_groups, most_in_flight, watchdog
 from ..rollout.shaping import left_at, shows_examples
 from ..runs.checkpoints import best_checkpoint
 from ..types import Completion, TokenRecord, Trajectory
-from ..watch.held_out import interval_text, left_out
 from ..watch.metrics import is_success, rollout_metrics, source_metrics
+from ..watch.results import Evaluation, TrainResult
 from .cluster.status import cluster_metrics, publish_status
 from .draws import fingerprint
-from .evaluation import Evaluation, validate
+from .evaluation import validate
 from .idle import IdleSteps, Plateau, task_values
 from .parts import RunParts, open_rollout
 from .saving import finish, finish_in_thread
@@ -45,49 +42,6 @@ from .stopping import StopSignals
 
 LOOK_S = 0.5
 """Seconds between two updates of the displayed environments."""
-
-
-@dataclass(slots=True, repr=False)
-class TrainResult(Displayed):
-    """The run's folder and results. `before` and `after` are validations; `history` has one row per step.
-
-    `checkpoint` is the newest one, `best` that with the best validation (`train.keep_best`). `stopped`
-    says why the run ended before its last step (`train.stop_after`, `train.budget`). `cost` has the metrics cost/* at the end.
-    """
-
-    directory: Path
-    steps: int
-    before: dict[str, float] = field(default_factory=dict)
-    after: dict[str, float] = field(default_factory=dict)
-    history: list[dict[str, float]] = field(default_factory=list, repr=False)
-    sample: Trajectory | None = None
-    checkpoint: Path | None = None
-    best: Path | None = None
-    stopped: str | None = None
-    cost: dict[str, float] = field(default_factory=dict)
-
-    def to_pandas(self) -> Any:
-        """The history as a pandas.DataFrame: a row per step, a column per metric. Raises MissingExtra."""
-        first = self.steps - len(self.history) + 1
-        return data_frame({"step": first + number, **row} for number, row in enumerate(self.history))
-
-    def __repr__(self) -> str:
-        ends = [row["validation/success"] for row in (self.before, self.after) if "validation/success" in row]
-        about = interval_text(self.after, "validation/success")
-        held = f", held-out success {' -> '.join(f'{value:.3g}' for value in ends)}{about}" if ends else ""
-        missing = "" if (note := left_out(self.after)) is None else f"; {note}"
-        return f"<TrainResult {self.directory}: {self.steps} steps{held}{missing}>"
-
-    def _repr_html_(self) -> str:
-        names = list(dict.fromkeys([*self.before, *self.after]))
-        held = [(name, self.before.get(name), self.after.get(name)) for name in names]
-        return run_html(
-            repr(self).strip("<>"),
-            {"steps": self.steps, "folder": self.directory, "checkpoint": self.checkpoint, "best": self.best},
-            {"reward/mean": [row.get("reward/mean", math.nan) for row in self.history]},
-            {"held-out tasks": (("metric", "before", "after"), held)},
-            self.sample,
-        )
 
 
 class Trainer:

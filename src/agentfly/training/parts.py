@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, cast
 from .. import plugins
 from ..agents.base import BaseAgent
 from ..build import adapt_model, build_hint, build_learner, build_plan
-from ..config import SELF, Config
+from ..config import Config
+from ..config.sections import SELF
 from ..protocols import Learner, ReplicatedEngine, TrainableEngine
 from ..rollout import Plan, check_prompts, open_task
 from ..runs import Recorder, RunDirectory, RunStore, StoreWriter
@@ -24,10 +25,10 @@ from ..types import Task
 from ..watch.observers import Observers, RunWarnings
 from ..watch.trackers import Trackers
 from .breakdown import Breakdown
-from .cluster.env_hosts import open_hosted_environments
+from .cluster.env_servers import open_served_environments
 from .demonstrations import self_made
 from .draws import TaskDraws
-from .evidence import Probe, format_of
+from .evidence import EngineProbe, format_of
 from .idle import without_effect
 from .ledger import Ledger
 from .ranks.roles import lead_ranks
@@ -58,7 +59,7 @@ class RunParts:
     draws: TaskDraws
     validation_tasks: Sequence[Task]
     ledger: Ledger
-    probe: Probe
+    probe: EngineProbe
     breakdown: Breakdown
     writer: StoreWriter
     saver: Saver
@@ -136,7 +137,7 @@ def open_parts(
     gpus = 0 if engine.model.device.type == "cpu" else num_gpus(ranked)
     return RunParts(
         config=config, agent=agent, directory=directory, observe=observe, engine=engine, learner=learner, plan=plan,
-        draws=draws, validation_tasks=validation, ledger=ledger, probe=Probe(prompt_ids, sampling, sharing),
+        draws=draws, validation_tasks=validation, ledger=ledger, probe=EngineProbe(prompt_ids, sampling, sharing),
         breakdown=breakdown, writer=writer, saver=saver, opening=opening, exact=exact,
         spending=Spending(config, gpus, writer.store.meta(), began),
     )  # fmt: skip
@@ -163,4 +164,4 @@ def open_rollout(
     """
     if config.sampler.in_processes:
         return cast(WorkerEngine, plan.engine).open(plan, logs, note, trained=trained)
-    return open_hosted_environments(config, agent, plan, note)
+    return open_served_environments(config, agent, plan, note)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..aio.threads import WorkerThread
-from ..config import TrainSettings
+from ..config.sections import TrainSettings
 from ..errors import AgentFlyError, StorageError
 from ..runs.checkpoints import STATE, mark_best, staging_folder, write_checkpoint
 
@@ -35,8 +35,8 @@ class Saver:
         self,
         folder: Path,
         settings: TrainSettings,
-        model: Any,
-        tokenizer: Any,
+        model: object,
+        tokenizer: object,
         warn: Callable[[str], None],
         before_write: Callable[[], None],
         snapshot: Callable[[Path], Callable[[Path], None]] | None = None,
@@ -200,6 +200,6 @@ async def finish(task: asyncio.Future[Any]) -> Any:
         raise
 
 
-async def finish_in_thread(work: Callable[..., Any], *args: Any) -> Any:
+async def finish_in_thread(work: Callable[..., Any], *args: object) -> Any:
     """Run blocking work in a thread and `finish` it."""
     return await finish(asyncio.get_running_loop().run_in_executor(None, work, *args))

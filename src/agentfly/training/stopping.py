@@ -173,8 +173,8 @@ class Spending:
         (seconds, dollars), used = read_budget("train.budget", self._budget), self.metrics({}, {})
         if used["cost/wall_s"] < (seconds or 0.0) or used.get("cost/dollars", 0.0) < (dollars or 0.0):
             return None
-        told = duration(used["cost/wall_s"]) if dollars is None else f"${used['cost/dollars']:.2f}"
-        return f"the budget of {self._budget} is used up: {told}, resumed runs together (train.budget)"
+        used_up = duration(used["cost/wall_s"]) if dollars is None else f"${used['cost/dollars']:.2f}"
+        return f"the budget of {self._budget} is used up: {used_up}, resumed runs together (train.budget)"
 
 
 def available_processors() -> int:

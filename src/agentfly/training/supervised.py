@@ -95,6 +95,8 @@ def dpo(
 
     if not is_run(config.data.train):
         raise ConfigError(f"pairs come from the folder of a run, and data.train is {config.data.train!r}: give one")
+    if config.data.columns:
+        raise ConfigError(f"data.columns has no effect on the chains of {config.data.train}: remove it")
     agent, progress = agent or build_agent(config), progress or Progress(config.train.steps)
     learner = _open(config, agent, partial(PreferenceLearner, beta=beta), progress)
     parts = split_rows(pairs_of(config.data.train, min_gap), config.data.holdout, config.seed, key=lambda pair: pair[0].task.id)
@@ -197,9 +199,9 @@ def _demonstrations(
     elif best is not None or min_reward is not None:
         raise ConfigError(f"--best and --min-reward choose chains of a run, and {data.train} is none: remove them")
     else:
-        rows = demo_rows(data.train, data.train_count, config.seed)
+        rows = demo_rows(data.train, data.train_count, config.seed, columns=data.columns)
     if data.validation is not None:
-        held = demo_rows(data.validation, data.validated, config.seed + 1)
+        held = demo_rows(data.validation, data.validated, config.seed + 1, columns=data.columns)
     else:
         first, last = split_rows(list(enumerate(rows)), data.holdout, config.seed, key=_task_of)
         return demo_samples(dict(first), agent), demo_samples(dict(last[: data.validated]), agent)

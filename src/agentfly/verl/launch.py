@@ -39,11 +39,11 @@ from ..errors import ConfigError, DataError, InvariantError, StorageError
 from ..fleet.ray_cluster import Cluster
 from ..plugins import missing_extra
 from ..runs import RunDirectory
-from ..training.loop import TrainResult
 from ..training.stopping import StopSignals
 from ..training.supervised import warm_start
 from ..types import Message, Task
 from ..watch.progress import Progress
+from ..watch.results import TrainResult
 from .table import STORAGE_UNITS, TABLE
 from .translate import RENDERING, Override, Prepared, make_job, open_copy, translate
 from .verl_chains import SPLIT, TASK

@@ -442,6 +442,7 @@ TABLE: dict[str, KeyRule] = {
     "data.validation": BEFORE,
     "data.holdout": BEFORE,
     "data.train_count": BEFORE,
+    "data.columns": BEFORE,
     "data.validation_count": BEFORE,
     "data.shuffle": to("data.shuffle"),
     "data.sampler": refused("verl draws the rows itself, in epochs"),

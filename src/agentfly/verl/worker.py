@@ -15,7 +15,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from ..config import Config, ResourceSettings
+from ..config import Config
+from ..config.sections import ResourceSettings
 from ..errors import AgentFlyError, ConfigError
 from ..rollout import open_environments
 from .translate import open_copy, open_plan

@@ -44,7 +44,7 @@ class Library:
         self._root = self.folder.resolve()
         self._idle: OrderedDict[RunReader, tuple[str, int]] = OrderedDict()
         self._lock = threading.Lock()
-        self._known: tuple[float, dict[str, Path]] = (-math.inf, {})
+        self._folders: tuple[float, dict[str, Path]] = (-math.inf, {})
         self._summaries: dict[str, tuple[Stamp, RunSummary]] = {}
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="agentfly-view")
         self._closed = False
@@ -52,12 +52,12 @@ class Library:
     def scan(self) -> dict[str, Path]:
         """The folder of each run, by name: its path below the runs folder. Symbolic links are not followed."""
         folders = run_folders(self._root)
-        self._known = time.monotonic(), folders
+        self._folders = time.monotonic(), folders
         return folders
 
     def find(self, name: str) -> Path:
         """The folder of a run. Raises NotFound."""
-        at, folders = self._known
+        at, folders = self._folders
         if name not in folders or time.monotonic() - at > KNOWN_S:
             folders = self.scan()
         if name not in folders:

@@ -32,8 +32,8 @@ def held_out_metrics(
 ) -> dict[str, float]:
     """All validation/* metrics of the chains of each task. Those of a source (`data.sources`) are validation/SOURCE/*."""
     metrics = _figures(groups, num_chains, seconds, success_at)
-    for source, own in by_source(groups).items():
-        for name, value in _figures(own, num_chains, seconds, success_at).items():
+    for source, of_source in by_source(groups).items():
+        for name, value in _figures(of_source, num_chains, seconds, success_at).items():
             last = name.removeprefix("validation/")
             if last.startswith(_OF_SOURCE) and math.isfinite(value):
                 metrics[f"validation/{source}/{last}"] = value

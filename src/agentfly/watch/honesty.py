@@ -57,7 +57,7 @@ class Honesty:
         return cls(errors.count("unknown_tool"), errors.count("bad_arguments"), written(chain), unsupported(chain))
 
     @property
-    def told(self) -> list[str]:
+    def faults(self) -> list[str]:
         """What is wrong with the chain, in words."""
         counts = ((self.unknown_tools, "calls of unknown tools"), (self.bad_arguments, "calls with bad arguments"),
                   (self.written or 0, "replies with an observation that the model wrote itself"))  # fmt: skip

@@ -124,9 +124,9 @@ def by_source(groups: Sequence[Sequence[Trajectory]]) -> dict[str, list[Sequence
 def source_metrics(groups: Sequence[Sequence[Trajectory]], success_at: float = 1.0) -> dict[str, float]:
     """All source/* metrics of a step. Without a chain that has a score, a source has no reward and no success."""
     metrics: dict[str, float] = {}
-    for name, own in by_source(groups).items():
-        metrics[f"source/{name}/tasks"] = float(len(own))
-        if scored := [trajectory for group in own for trajectory in group if trajectory.scored]:
+    for name, of_source in by_source(groups).items():
+        metrics[f"source/{name}/tasks"] = float(len(of_source))
+        if scored := [trajectory for group in of_source for trajectory in group if trajectory.scored]:
             metrics[f"source/{name}/reward"] = _mean([trajectory.total_reward for trajectory in scored])
             metrics[f"source/{name}/success"] = _mean([float(is_success(trajectory, success_at)) for trajectory in scored])
     return metrics

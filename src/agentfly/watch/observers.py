@@ -97,7 +97,7 @@ class Observers(Observer):
 
 
 def _forward(name: str) -> Callable[..., None]:
-    def forward(self: Observers, *args: Any, **options: Any) -> None:
+    def forward(self: Observers, *args: object, **options: object) -> None:
         for method in self._methods(name):
             method(*args, **options)
 

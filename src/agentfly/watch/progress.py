@@ -291,8 +291,8 @@ def shown(metrics: Mapping[str, float]) -> list[str]:
 def _of_sources(metrics: Mapping[str, float], name: str) -> str:
     """The held-out success of each source: ` (gsm8k 0.31, search 0.52)`; empty without sources."""
     parts = [key.split("/") for key in metrics if name == "validation/success" and key.endswith("/success")]
-    own = [f"{part[1]} {number(metrics['/'.join(part)], 2)}" for part in parts if len(part) == 3 and part[0] == "validation"]
-    return f" ({', '.join(own)})" if own else ""
+    shares = [f"{part[1]} {number(metrics['/'.join(part)], 2)}" for part in parts if len(part) == 3 and part[0] == "validation"]
+    return f" ({', '.join(shares)})" if shares else ""
 
 
 def _over(metrics: Mapping[str, float], name: str) -> str:

@@ -68,8 +68,8 @@ def show_trajectory(
     _print(console, Text(clean(_headline(trajectory) + suffix, plain), style="bold"))
     if trajectory.error:
         _print(console, Text(clean(trajectory.error, plain), style="red"))
-    if told := Honesty.of(trajectory).told:
-        _print(console, Text(", ".join(told), style="yellow"))
+    if faults := Honesty.of(trajectory).faults:
+        _print(console, Text(", ".join(faults), style="yellow"))
     for index, message in enumerate(trajectory.messages):
         style = STYLES.get(message.role, "")
         head = [message.role if message.name is None else f"{message.role} {message.name}"]

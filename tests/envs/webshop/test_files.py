@@ -373,7 +373,7 @@ def test_products_are_kept_up_to_a_number(folder, monkeypatch):
     monkeypatch.setattr(kept, "NUM_KEPT", 2)
     products, _ = open_files(locate(str(folder)))
     assert [product.title for product in products] == [f"Mug {n}" for n in range(5)]
-    assert len(products._kept) == 2
+    assert len(products._products) == 2
     assert products[-1].title == "Mug 4"
     with pytest.raises(IndexError):
         products[5]

@@ -15,10 +15,11 @@ from agentfly.data import load_tasks
 from agentfly.envs.webshop import tasks as task_sets
 from agentfly.envs.webshop.catalogue.catalogue import open_catalogue
 from agentfly.envs.webshop.catalogue.easy import easy_goals, easy_products
-from agentfly.envs.webshop.catalogue.generate import LOOKS, WARES, generated_products
+from agentfly.envs.webshop.catalogue.generate import LISTS, LOOKS, WARES, generated_products
 from agentfly.envs.webshop.catalogue.goals import ShopGoal
 from agentfly.envs.webshop.demos import easy_webshop_demos, webshop_data_brief_demos, webshop_data_demos, webshop_demos
 from agentfly.envs.webshop.env import WebShop
+from agentfly.envs.webshop.shop.score import options_hit
 from agentfly.envs.webshop.shop.visit import Visit
 from agentfly.envs.webshop.solver import play
 from agentfly.errors import ConfigError, DataError
@@ -42,6 +43,13 @@ def test_the_catalogue_is_large_mixed_and_the_same_every_time(shop):
     assert generated_products(40) != generated_products(40, seed=12)
     assert any(len(product.pricing) == 2 for product in products)
     assert all(product.options and product.attributes and product.description for product in products)
+
+
+def test_every_option_of_the_catalogue_counts_when_it_is_chosen():
+    for listed, values in LISTS["options"].items():
+        name = "size" if listed.endswith("size") else listed
+        assert [value for value in values if options_hit([value], {name: value}) != 1] == []
+    assert options_hit(["sandalwood"], {"scent": "sandalwood"}) == 0, "a word that holds a colour would be missed"
 
 
 def test_the_text_is_whole_english(shop):

@@ -8,11 +8,13 @@ import pytest
 import torch
 import transformers
 
+from agentfly.engines.local.families import support as families_support
 from agentfly.engines.local.families.miniature import make_miniature
 from agentfly.engines.local.families.support import PROVEN
 from agentfly.errors import ConfigError
 from agentfly.kernels.rope import fix_rope
 from agentfly.learn.batching import Rows
+from agentfly.learn.model import examine as examine_module
 from agentfly.learn.model.examine import _samples, examine
 from agentfly.learn.model.logprobs import Scorer
 from agentfly.learn.settings import OptimSettings
@@ -80,6 +82,27 @@ def test_every_family_that_skips_the_trial_passes_it() -> None:
         found = examine(transformers.AutoConfig.for_model(family))
         lacking = [(family, each.name) for each in found if not each.ok]
         assert lacking == ([("gpt2", "adapted")] if family == "gpt2" else [])  # its matrices are no linear layers
+
+
+def test_a_family_is_tried_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More threads wait for each other at every small product: a hybrid takes ten times as long."""
+    seen = []
+
+    def counted(*args: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return make_miniature(*args)
+
+    for module in (families_support, examine_module):
+        monkeypatch.setattr(module, "make_miniature", counted)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        examine(config_of("llama"))
+        families_support.try_family("a family that was not tried yet", config_of("llama"), None)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 1]
 
 
 def test_a_model_that_cannot_be_made_small_says_so() -> None:

@@ -58,7 +58,7 @@ class SearchEnv(Environment):
         if min(cut, page) < 20:
             raise ConfigError(f"SearchEnv: cut and page must be at least 20 characters, not {cut} and {page}")
         self._how = retriever, model, tuple(sorted((options or {}).items()))
-        self._given, self._top, self._cut, self._page, self._ids = source, top, cut, page, ids
+        self._source_name, self._top, self._cut, self._page, self._ids = source, top, cut, page, ids
         if source is not None:
             self._source_of(source)  # raises ConfigError now, not in the first chain
         self._source: Source | None = None
@@ -88,9 +88,9 @@ class SearchEnv(Environment):
 
     async def reset(self, task: Task | None = None) -> None:
         """Clear the record of shown passages, and open what the task searches unless it is open already."""
-        where = self._given or _corpus_of(task)
+        where = self._source_name or _corpus_of(task)
         wanted = self._source_of(where)
-        if not wanted.local and not self._given:
+        if not wanted.local and not self._source_name:
             # Data must not decide which hosts a run connects to.
             raise ConfigError("a task's corpus is a name or a file; a server or a provider is named by the option `source`")
         if self._retriever is None or wanted != self._source:

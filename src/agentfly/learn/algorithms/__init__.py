@@ -54,7 +54,7 @@ def _per_turn(chains: Chains, gamma: float, score: Callable[[Sequence[float]], T
     advantages: dict[int, TokenValues] = {}
     for siblings in chains.members:
         compared = adv.compare_turns([returns[chain] for chain in siblings], score)
-        advantages |= {chain: chains.spread_turns(chain, own) for chain, own in zip(siblings, compared, strict=True)}
+        advantages |= {chain: chains.spread_turns(chain, values) for chain, values in zip(siblings, compared, strict=True)}
     return Credit([advantages[chain] for chain in range(len(chains))])
 
 

@@ -101,7 +101,7 @@ def reinforce_plus_plus(
     `rewards` holds one array per chain, with any KL penalty already subtracted.
     """
     numbers = turns or [None] * len(rewards)
-    return whiten([reward_to_go(chain, gamma=gamma, turns=own) for chain, own in zip(rewards, numbers, strict=True)])
+    return whiten([reward_to_go(chain, gamma=gamma, turns=numbered) for chain, numbered in zip(rewards, numbers, strict=True)])
 
 
 def reinforce_plus_plus_baseline(rewards: Sequence[TokenValues], groups: Sequence[int]) -> list[TokenValues]:

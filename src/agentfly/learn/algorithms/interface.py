@@ -213,6 +213,15 @@ class Algorithm:
             raise ConfigError(f"the algorithm {self.name!r}: loss_scope has no effect without a loss")
 
     @property
+    def parts(self) -> str:
+        """What it is made of: what its credit reads, its loss, and the keys and options that not every algorithm has."""
+        needs = {"groups": self.needs_group, "a critic": self.needs_critic, "a reference": self.needs_reference}
+        own = [f"loss.{name}" for name in [*sorted(self.reads - ALWAYS), *(f"options.{name}" for name in self.options)]]
+        read = next((name for name, needed in needs.items() if needed), "the batch")
+        loss = f"its own, of each {self.loss_scope}" if self.loss else "clipped ratio, arXiv:1707.06347"
+        return f"credit: {read}; loss: {loss}{'; keys: ' if own else ''}{', '.join(own)}"
+
+    @property
     def trains_zero_advantages(self) -> bool:
         """Whether a token with advantage 0 may have a loss."""
         return self.loss is not None and not self.skips_zero_advantages
@@ -276,17 +285,12 @@ class Algorithm:
     def check_num_chains(self, num_chains: int) -> None:
         """Raises ConfigError if the algorithm compares siblings and a task has only one chain."""
         if self.needs_group and num_chains < 2:
-            raise ConfigError(
-                f"{self.name} compares the chains of one task: set num_chains to 2 or more (it is {num_chains}), or use "
-                "reinforce++ or ppo"
-            )
+            raise ConfigError(f"{self.name} compares chains of a task: set num_chains above 1 (it is {num_chains}) or use ppo")
 
     def check_reference(self, settings: LossSettings) -> None:
         """Raises ConfigError if the algorithm learns from a reference that is not given."""
         if self.needs_reference and settings.reference is None and settings.reference_hint is None:
-            raise ConfigError(
-                f"{self.name} learns from the reference model: set loss.reference to the teacher, or loss.reference_hint"
-            )
+            raise ConfigError(f"{self.name} learns from the reference model: set loss.reference, or loss.reference_hint")
 
     def give_credit(self, chains: Chains, settings: LossSettings) -> Credit:
         """Calls `credit` and checks what it returns. Raises ConfigError if the function fails or the arrays do not fit."""

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...engines.local.families.miniature import make_miniature
+from ...engines.local.families.miniature import make_miniature, one_thread
 from ...engines.local.families.support import PROVEN
 from ...errors import ConfigError
 from ...kernels import LayerKernels, layer_kernels, torch_layers
@@ -206,6 +206,7 @@ def _fuse(probe: _Probe, replica: nn.Module) -> str:
     return f"fused layers: off ({'; '.join(notes) or 'none of a known kind'})"
 
 
+@one_thread()
 def _gap_of_family(module: object) -> float:
     """The probe's difference on a miniature whose windows are shorter than the probe; 0 if there is none or no need for it."""
     config = getattr(module, "config", None)

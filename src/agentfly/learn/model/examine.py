@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...engines.local.families.miniature import make_miniature
+from ...engines.local.families.miniature import make_miniature, one_thread
 from ...engines.local.families.support import why_not_causal, why_not_loaded, why_not_sampled, why_not_trained, why_too_long
 from ...engines.local.load import quiet, save_model
 from ...errors import ConfigError
@@ -42,6 +42,7 @@ class Finding:
     told: str
 
 
+@one_thread()
 def examine(config: Any, max_context: int | None = None) -> list[Finding]:
     """What a model of this config can do, in seconds. Raises ConfigError if the family has no miniature."""
     text = config.get_text_config()

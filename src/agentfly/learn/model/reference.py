@@ -23,13 +23,13 @@ def open_reference(
     """
     weight = next(model.parameters())
 
-    def check(own: PreTrainedTokenizerBase) -> None:
+    def check(vocabulary: PreTrainedTokenizerBase) -> None:
         if tokenizer is not None:
-            check_vocabulary(f"loss.reference = {name!r}", own, tokenizer)
+            check_vocabulary(f"loss.reference = {name!r}", vocabulary, tokenizer)
 
     reference: PreTrainedModel
-    reference, own = load_model(name, device=weight.device, dtype=weight.dtype, max_context=max_context, check=check)
-    check(own)
+    reference, vocabulary = load_model(name, device=weight.device, dtype=weight.dtype, max_context=max_context, check=check)
+    check(vocabulary)
     ids, wanted = (int(each.config.get_text_config().vocab_size) for each in (reference, model))
     if ids < wanted:
         raise ConfigError(

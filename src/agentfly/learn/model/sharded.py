@@ -52,9 +52,9 @@ def assign(target: Any, read: Read) -> None:
     if not hasattr(target, "to_local"):
         target.copy_(read(0, target.shape[0] if target.dim() else 1).reshape(target.shape))
         return
-    own, first = target.to_local(), first_row(target)
-    if len(own):
-        own.copy_(read(first, first + len(own)))
+    local, first = target.to_local(), first_row(target)
+    if len(local):
+        local.copy_(read(first, first + len(local)))
 
 
 def rows_of(saved: Any) -> Read:
@@ -65,12 +65,12 @@ def rows_of(saved: Any) -> Read:
     return read
 
 
-def shard_like(target: Any, saved: Any) -> Any:
+def shard_like(target: object, saved: object) -> Any:
     """Returns what belongs to this rank of a saved tensor, sharded as `target` is; the tensor itself if that is not sharded."""
     if not hasattr(target, "to_local"):
         return saved
-    own, first = target.to_local(), first_row(target)
-    return like_shard(target, rows_of(saved)(first, first + len(own)).to(own.device, copy=True))
+    local, first = target.to_local(), first_row(target)
+    return like_shard(target, rows_of(saved)(first, first + len(local)).to(local.device, copy=True))
 
 
 def like_shard(target: Any, rows: Tensor) -> Tensor:
@@ -93,10 +93,10 @@ def whole(tensor: Any, dtype: torch.dtype | None = None) -> Tensor:
         plain: Tensor = tensor
         return plain
     # Not `full_tensor`: its functional collective crashes the process with gloo on a GPU (torch 2.11).
-    own, rows, ranks = tensor.to_local(), tensor.shape[0], tensor.device_mesh.size()
+    local, rows, ranks = tensor.to_local(), tensor.shape[0], tensor.device_mesh.size()
     each = -(-rows // ranks)
-    if len(own) < each:
-        own = torch.cat([own, own.new_zeros(each - len(own), *own.shape[1:])])
-    full: Tensor = own.new_empty(each * ranks, *own.shape[1:])
-    torch.distributed.all_gather_into_tensor(full, own.contiguous(), tensor.device_mesh.get_group())
+    if len(local) < each:
+        local = torch.cat([local, local.new_zeros(each - len(local), *local.shape[1:])])
+    full: Tensor = local.new_empty(each * ranks, *local.shape[1:])
+    torch.distributed.all_gather_into_tensor(full, local.contiguous(), tensor.device_mesh.get_group())
     return full[:rows]

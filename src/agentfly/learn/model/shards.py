@@ -107,7 +107,7 @@ class ShardedScorer(Scorer):
         return hidden
 
 
-def free(module: Any) -> None:
+def free(module: object) -> None:
     """After a pass without gradients: free the gathered weights of a sharded module.
 
     In a pass with gradients the root keeps them for the backward pass.

@@ -39,7 +39,7 @@ def checkpoint_weights(model: Any) -> dict[str, Any]:
     return {"model": merged_weights(model), "adapter": adapter_weights(model) if is_adapted(model) else {}}
 
 
-def save_checkpoint_model(model: Any, tokenizer: Any, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
+def save_checkpoint_model(model: Any, tokenizer: object, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
     """Write a folder that `from_pretrained` loads, with adapters merged, and the adapters alone in a subfolder.
 
     `weights` are those of `checkpoint_weights`, by default of the model as it is. Without a tokenizer, none is written.

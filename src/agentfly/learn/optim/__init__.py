@@ -85,8 +85,8 @@ def _move_gradient(master: Tensor, parameter: Tensor) -> None:
 
 def _rule_of(settings: OptimSettings) -> NamedOptimizer | Make:
     """The named optimizer, or what a user gives."""
-    given = settings.optimizer
-    rule: NamedOptimizer | Make = plugins.resolve("optimizers", given) if isinstance(given, str) else given
+    optimizer = settings.optimizer
+    rule: NamedOptimizer | Make = plugins.resolve("optimizers", optimizer) if isinstance(optimizer, str) else optimizer
     return rule
 
 
@@ -159,8 +159,8 @@ class Optimizer:
         self._adam = rule.make(groups, settings.betas) if isinstance(rule, NamedOptimizer) else _of_user(rule, groups)
         for group in self._adam.param_groups:
             group["base_lr"] = group["lr"]
-        known = rule if isinstance(rule, NamedOptimizer) else None
-        self._check = StepCheck(self._masters, self._lrs, self._orthogonal, settings, self._adam, known)
+        named = rule if isinstance(rule, NamedOptimizer) else None
+        self._check = StepCheck(self._masters, self._lrs, self._orthogonal, settings, self._adam, named)
 
     @property
     def growth(self) -> int:
@@ -194,8 +194,8 @@ class Optimizer:
         Raises InvariantError if the parameters are not those of the float32 masters.
         """
         pairs = [(m, p) for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]
-        own = pick(p for _, p in pairs)
-        if not same([value.to(each.dtype) for value, each in zip(pick(m for m, _ in pairs), own, strict=True)], own):
+        weights = pick(p for _, p in pairs)
+        if not same([value.to(each.dtype) for value, each in zip(pick(m for m, _ in pairs), weights, strict=True)], weights):
             raise InvariantError("the weights of the model are not those that the optimizer computed: they were not copied")
         return self._check.compare(expected)
 
@@ -297,8 +297,8 @@ class Optimizer:
         options = [{k: v for k, v in group.items() if k != "params"} for group in self._adam.param_groups]
         self._adam.load_state_dict({**adam, "state": averages})
         self._check.forget()
-        for group, own in zip(self._adam.param_groups, options, strict=True):
-            group.update(own)
+        for group, option in zip(self._adam.param_groups, options, strict=True):
+            group.update(option)
         if "loss_scale" in state:  # absent if the saved run used another number format
             self._scale.load_state_dict(state["loss_scale"])
         masters = [m for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]

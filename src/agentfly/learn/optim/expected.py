@@ -35,7 +35,7 @@ class StepCheck:
     ) -> None:  # fmt: skip
         self._masters, self._lrs, self._orthogonal = masters, lrs, orthogonal
         self._settings, self._optimizer, self._rule = settings, optimizer, rule
-        self._matrices = [number for number, given in enumerate(orthogonal) if given]
+        self._matrices = [number for number, muon in enumerate(orthogonal) if muon]
         self._steps = 0
         self._raw: tuple[Tensor, Tensor | None] | None = None  # a sample of the gradient before clipping, and of one matrix all
         self._norm: Tensor | None = None
@@ -86,11 +86,11 @@ class StepCheck:
         made, decay = self._adamw(self._raw[0] * scale, moves), self._settings.weight_decay
         change = made + before * self._spread([decay * (master.dim() >= 2) for master in self._masters])
         after = before - torch.where(moves > 0, factor * self._spread(self._lrs) * change, 0.0)
-        checked = self._spread([float(not given) for given in self._orthogonal])
+        checked = self._spread([float(not muon) for muon in self._orthogonal])
         if (chosen := self._chosen) is not None and self._raw[1] is not None:
-            own = self._owners == chosen
-            after[own] = strided(self._muon(chosen, self._raw[1] * scale, factor), STEPPED).double()
-            checked = torch.where(own, 1.0, checked)
+            of_matrix = self._owners == chosen
+            after[of_matrix] = strided(self._muon(chosen, self._raw[1] * scale, factor), STEPPED).double()
+            checked = torch.where(of_matrix, 1.0, checked)
         self._steps += 1
         return ExpectedStep(before, after, shares, checked)
 
@@ -112,17 +112,17 @@ class StepCheck:
         former = local_part(held["exp_avg"]).double() if held else torch.zeros_like(gradient, dtype=torch.float64)
         momentum = torch.lerp(former, gradient.double(), 1.0 - MOMENTUM)
         ahead = torch.lerp(gradient.double(), momentum, MOMENTUM)
-        change, own, first = muon_change(whole(like_shard(master, ahead))), local_part(master).double(), first_row(master)
+        change, local, first = muon_change(whole(like_shard(master, ahead))), local_part(master).double(), first_row(master)
         lr = factor * self._lrs[number]
-        return own * (1.0 - lr * self._settings.weight_decay) - lr * change[first : first + len(own)]
+        return local * (1.0 - lr * self._settings.weight_decay) - lr * change[first : first + len(local)]
 
     def compare(self, expected: ExpectedStep) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the squared norms of `ExpectedStep.compare` after the step. Raises InvariantError for other short moments."""
         if self._rule is not None and not self._rule.keeps and self._averages is not None and self._widths is not None:
             *stored, _, rounding = self._read_averages()
-            own = self._spread([float(not given) for given in self._orthogonal])
+            by_adamw = self._spread([float(not muon) for muon in self._orthogonal])
             for now, made, width, rest in zip(stored, self._averages, self._widths, rounding, strict=False):
-                if bool((own * ((now - made).abs() - rest - SUMMED * width) > 0.0).any()):
+                if bool((by_adamw * ((now - made).abs() - rest - SUMMED * width) > 0.0).any()):
                     raise InvariantError(
                         "the moments that the optimizer stored are not those of its step, beyond their rounding"
                     )
@@ -140,7 +140,7 @@ class StepCheck:
     def _read_averages(self) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
         """The sample's averages of the gradient and of its square, the steps that they hold, and their rounding."""
         pairs = list(zip(self._masters, self._orthogonal, strict=True))
-        states: list[dict[str, Any]] = [{} if given else self._optimizer.state.get(master, {}) for master, given in pairs]
+        states: list[dict[str, Any]] = [{} if muon else self._optimizer.state.get(master, {}) for master, muon in pairs]
         (mean, around), (square, beside) = (self._moment(states, *each) for each in (("exp_avg", True), ("exp_avg_sq", False)))
         none = torch.zeros((), device=mean.device)
         steps = self._spread(torch.stack([state.get("step", none).to(none) for state in states]))
@@ -149,11 +149,11 @@ class StepCheck:
     def _moment(self, states: Sequence[dict[str, Any]], name: str, signed: bool) -> tuple[Tensor, Tensor]:
         nothing = [strided(master, STEPPED).double() * 0.0 for master in self._masters]
         parts = [{key: local_part(value) for key, value in state.items()} for state in states]
-        found = [
+        samples = [
             moments.sample(state, name, signed, STEPPED) if name in state else (none, none)
             for state, none in zip(parts, nothing, strict=True)
         ]
-        return torch.cat([value for value, _ in found]), torch.cat([rounding for _, rounding in found])
+        return torch.cat([value for value, _ in samples]), torch.cat([rounding for _, rounding in samples])
 
     def _sample(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """Some numbers of a tensor per master, 0 if there is none, as one vector."""

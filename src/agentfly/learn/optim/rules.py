@@ -111,9 +111,9 @@ def _muon(weight: Tensor, momentum: Tensor, group: Mapping[str, Any]) -> None:
     assert weight.grad is not None
     local_part(momentum).lerp_(local_part(weight.grad), 1.0 - MOMENTUM)
     ahead = local_part(weight.grad).lerp(local_part(momentum), MOMENTUM)
-    change, own, first = muon_change(whole(like_shard(weight, ahead))), local_part(weight), first_row(weight)
-    own.mul_(1.0 - group["lr"] * group["weight_decay"])
-    own.add_(change[first : first + len(own)], alpha=-group["lr"])
+    change, local, first = muon_change(whole(like_shard(weight, ahead))), local_part(weight), first_row(weight)
+    local.mul_(1.0 - group["lr"] * group["weight_decay"])
+    local.add_(change[first : first + len(local)], alpha=-group["lr"])
 
 
 def muon_change(matrix: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ EXAMPLE = "torchrun --nproc-per-node 2 -m agentfly train recipe.toml"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ThisRank:
     """One rank of `size`; `local_rank` of `local_size` on its machine. `address` is that of rank 0."""
 
     rank: int
@@ -22,8 +22,8 @@ class Place:
     address: str
 
 
-def read_place(environ: Mapping[str, str] = os.environ) -> Place | None:
-    """Returns the place of this process among several ranks; None if it is the only one. Raises ConfigError."""
+def read_rank(environ: Mapping[str, str] = os.environ) -> ThisRank | None:
+    """Returns which of several ranks this process is; None if it is the only one. Raises ConfigError."""
     if "RANK" not in environ and environ.get("WORLD_SIZE", "1") == "1":
         return None
     size, rank = _number(environ, "WORLD_SIZE"), _number(environ, "RANK")
@@ -43,7 +43,7 @@ def read_place(environ: Mapping[str, str] = os.environ) -> Place | None:
             f"the environment says LOCAL_RANK={local_rank} of LOCAL_WORLD_SIZE={local_size} and WORLD_SIZE={size}: start the "
             f"ranks with `{EXAMPLE}`"
         )
-    return Place(rank, size, local_rank, local_size, f"{address}:{port}")
+    return ThisRank(rank, size, local_rank, local_size, f"{address}:{port}")
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

@@ -32,7 +32,7 @@ from ...errors import AgentFlyError, ConfigError, InvariantError, RankError
 from ...kernels import launching_on
 from ...kernels.memory import ROOM
 from ..group import LearnerGroup, T
-from .environment import Place
+from .environment import ThisRank
 
 log = logging.getLogger(__name__)
 LEAVE_S = 20.0
@@ -53,8 +53,8 @@ KEPT = 64
 class RankGroup(LearnerGroup):
     """This process as one of `size` ranks. Made by `join`; `close` leaves the group."""
 
-    def __init__(self, place: Place, device: torch.device, store: Any) -> None:
-        super().__init__(place.rank, place.size)
+    def __init__(self, this: ThisRank, device: torch.device, store: Any) -> None:
+        super().__init__(this.rank, this.size)
         self.device = device
         self._store = store
         self._commands = 0
@@ -63,7 +63,7 @@ class RankGroup(LearnerGroup):
         """Why no command can be sent any more: a rank is lost, or the ranks are not at the same point."""
 
     @classmethod
-    def join(cls, place: Place, device: str | None = None, timeout_s: float = 600.0) -> RankGroup:
+    def join(cls, this: ThisRank, device: str | None = None, timeout_s: float = 600.0) -> RankGroup:
         """Wait for the other ranks. `device` is "cpu", "cuda" (one GPU per rank) or one GPU that all ranks share.
 
         Raises ConfigError if a rank is missing, has no separate device or runs other software.
@@ -71,26 +71,26 @@ class RankGroup(LearnerGroup):
         problem: AgentFlyError | None = None
         chosen, backend = torch.device("cpu"), "gloo"
         try:
-            chosen, backend = choose_device(place, device)
+            chosen, backend = choose_device(this, device)
         except ConfigError as error:
             problem = error
         timeout = timedelta(seconds=timeout_s)
-        if place.local_size == place.size and sys.platform == "linux":
+        if this.local_size == this.size and sys.platform == "linux":
             # gloo would take the interface of the host's name, which may not resolve.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         try:
-            base = _open_store(place, timeout)
+            base = _open_store(this, timeout)
             if chosen.type == "cuda":
                 torch.cuda.set_device(chosen)
             store = _dist.PrefixStore("group", base)
-            dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout)
+            dist.init_process_group(backend, store=store, rank=this.rank, world_size=this.size, timeout=timeout)
         except (OSError, RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ConfigError(
-                f"rank {place.rank} could not meet the other {place.size - 1} ranks at {place.address} within {timeout_s:g} s "
+                f"rank {this.rank} could not meet the other {this.size - 1} ranks at {this.address} within {timeout_s:g} s "
                 f"({reason[:200]}): check that every rank was started and that this address can be reached"
             ) from error
-        group = cls(place, chosen, _dist.PrefixStore("commands", base))
+        group = cls(this, chosen, _dist.PrefixStore("commands", base))
         try:
             group.agree(problem)
             group._compare_software()
@@ -243,28 +243,28 @@ class RankGroup(LearnerGroup):
         self.agree(problem)
 
 
-def _open_store(place: Place, timeout: timedelta) -> Any:
+def _open_store(this: ThisRank, timeout: timedelta) -> Any:
     """Returns the store where the ranks meet: rank 0 serves it on the address of the group, or on loopback under torchrun.
 
     torch's own server listens on every interface, and commands to the ranks go through the store. Under torchrun on one machine
     it carries the port of rank 0's store alone. It is the store of ranks on several machines that torchrun has started, or that
     are given a host name, whose address on rank 0's machine may be that of loopback.
     """
-    host, _, port = place.address.rpartition(":")
-    one_machine = place.local_size == place.size
+    host, _, port = this.address.rpartition(":")
+    one_machine = this.local_size == this.size
     if os.environ.get(AGENT_STORE) == "True" or not (one_machine or _is_address(host)):
-        met = next(_dist.rendezvous("env://", place.rank, place.size, timeout=timeout))[0]
+        met = next(_dist.rendezvous("env://", this.rank, this.size, timeout=timeout))[0]
         if not one_machine:
             return met
         host = "127.0.0.1"
-        if place.rank:
+        if this.rank:
             port = met.get(PORT_KEY).decode()
         else:
             store = serve_store(host, timeout=timeout)
             met.set(PORT_KEY, f"{store.port}")
             return store
-    if place.rank:
-        return _dist.TCPStore(host, int(port), place.size, False, timeout)
+    if this.rank:
+        return _dist.TCPStore(host, int(port), this.size, False, timeout)
     return serve_store(host, int(port), timeout)
 
 
@@ -313,7 +313,7 @@ def _state(path: str) -> str | None:
     return f"{fields['State']} {fields['voluntary_ctxt_switches']}" if fields["Name"].startswith("pt_gloo") else None
 
 
-def choose_device(place: Place, device: str | None) -> tuple[torch.device, str]:
+def choose_device(this: ThisRank, device: str | None) -> tuple[torch.device, str]:
     """Returns the device of a rank and the backend of its group. Raises ConfigError if there are more ranks than devices."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -328,9 +328,9 @@ def choose_device(place: Place, device: str | None) -> tuple[torch.device, str]:
         if index >= count:
             raise ConfigError(f"agent.engine.device is {device!r}, but PyTorch sees {count} GPUs")
         return wanted, "cpu:gloo,cuda:gloo"  # NCCL refuses two ranks on one GPU
-    if place.local_size > count:
+    if this.local_size > count:
         raise ConfigError(
-            f"{place.local_size} ranks of the learner need as many GPUs, but PyTorch sees {count}: lower learner.ranks, or let "
+            f"{this.local_size} ranks of the learner need as many GPUs, but PyTorch sees {count}: lower learner.ranks, or let "
             'all ranks share one GPU with agent.engine.device = "cuda:0" (slow: for tests)'
         )
-    return torch.device("cuda", place.local_rank), "cpu:gloo,cuda:nccl"
+    return torch.device("cuda", this.local_rank), "cpu:gloo,cuda:nccl"

@@ -131,7 +131,7 @@ class LearnerModules:
     def check_renewal(self, mix: float) -> None:
         """Raises ConfigError if the policy's weights cannot be mixed into the reference."""
         pairs = list(self._weights_of_both())
-        if any(own.shape != weight.shape for own, weight in pairs):
+        if any(theirs.shape != weight.shape for theirs, weight in pairs):
             raise ConfigError(
                 "loss.reference_every makes the policy its own reference, so loss.reference must be a model of the same size: "
                 "choose another one, or remove one of the two keys"
@@ -144,17 +144,17 @@ class LearnerModules:
 
     def _weights_of_both(self) -> Iterator[tuple[Tensor, Tensor]]:
         assert self.reference is not None
-        own, weights = list(self.reference.model.parameters()), list(self.policy.parameters())
-        if len(own) != len(weights):
+        theirs, weights = list(self.reference.model.parameters()), list(self.policy.parameters())
+        if len(theirs) != len(weights):
             raise ConfigError("loss.reference_every needs a reference with the policy's own weights: remove loss.reference")
-        return zip(own, weights, strict=True)
+        return zip(theirs, weights, strict=True)
 
     @torch.no_grad()
     def renew_reference(self, mix: float) -> None:
         """Move the reference towards the policy, in place; with `mix` = 1 all the way."""
-        for own, weight in self._weights_of_both():
-            if own is not weight:  # frozen weights are shared
-                own.lerp_(weight.to(own.dtype), mix)
+        for theirs, weight in self._weights_of_both():
+            if theirs is not weight:  # frozen weights are shared
+                theirs.lerp_(weight.to(theirs.dtype), mix)
         self.mark_reference()
 
     def _saved(self) -> dict[str, nn.Module | None]:
@@ -171,8 +171,8 @@ class LearnerModules:
 
     def load_state_dict(self, state: Mapping[str, Any], algorithm: str) -> None:
         """Restore `state_dict` of a learner with `algorithm`. Raises ConfigError if it has other modules."""
-        modules, given = self._saved(), state.get("given_reference")
-        if self._reference_sum is not None and (given is None or not torch.allclose(given["sum"], self._reference_sum, 1e-9)):
+        modules, saved = self._saved(), state.get("given_reference")
+        if self._reference_sum is not None and (saved is None or not torch.allclose(saved["sum"], self._reference_sum, 1e-9)):
             raise ConfigError(
                 "loss.reference is not the reference that the run began with: resume with the same model, and for a run that "
                 "is still trained name one of its checkpoints"

@@ -67,8 +67,10 @@ def fit_parser(parser: Parser, renderer: object, names: Iterable[str] = ()) -> P
     stops = {text.strip() for text in getattr(renderer, "stop_texts", ())}
     pairs: Pairs = getattr(parser, "marks", ()) or ((getattr(parser, "opening", ""), getattr(parser, "closing", "")),)
     final = next((pair for pair in pairs if pair[1] in stops), ("", ""))
-    opened = ParserProbe(_access(renderer)[1]).opened(thinking)
-    return replace(parser, thinking=thinking, drop=drop, opened=opened, final=final)
+    probe = ParserProbe(_access(renderer)[1])
+    left = probe.leaves(replace(parser, thinking=thinking, drop=drop))
+    drop = (*drop, *(mark for mark in left if is_distinct(mark)))
+    return replace(parser, thinking=thinking, drop=drop, opened=probe.opened(thinking), final=final)
 
 
 def _choose(source: str, probe: ParserProbe) -> Parser:
@@ -85,11 +87,19 @@ def _choose(source: str, probe: ParserProbe) -> Parser:
     if best[1] is not None:
         return best[1]
     if probe.drops_calls:
-        for row in FAMILIES:
-            if any(sign in source for sign in row.has) and not any(sign in source for sign in row.lacks):
-                resolved: Parser = plugins.resolve("parsers", row.parser)
-                return resolved
+        for name in _families(source):
+            resolved: Parser = plugins.resolve("parsers", name)
+            return resolved
     raise ConfigError(_refusal(source, probe))
+
+
+def _families(source: str) -> list[str]:
+    """The parsers of the formats that a template speaks of."""
+    return [
+        row.parser
+        for row in FAMILIES
+        if any(sign in source for sign in row.has) and not any(sign in source for sign in row.lacks)
+    ]
 
 
 def _candidates() -> list[Parser]:
@@ -108,6 +118,12 @@ def _refusal(source: str, probe: ParserProbe) -> str:
             "the model's chat template does not write every argument of a tool call so that it can be read back. "
             f"parser={near[0]!r} reads the names of the calls and of their arguments: give it if the model writes such calls, "
             "or a function from the reply's text to a ParsedReply"
+        )
+    if families := _families(source):
+        return (
+            "the model's chat template does not write a tool call so that it can be read back, but speaks of the format of "
+            f"parser={families[0]!r}: give it if the model writes such calls, or a function from the reply's text to a "
+            "ParsedReply"
         )
     names = ", ".join(plugins.names("parsers"))
     return (

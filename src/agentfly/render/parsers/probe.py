@@ -129,6 +129,12 @@ class ParserProbe:
             return 0
         return 1 + sum(_reads(parser, text, calls) for text, calls in self.preferred)
 
+    def leaves(self, parser: Parser) -> list[str]:
+        """The marks around calls that the parser takes for prose."""
+        parsed = [parser(text) for text, _ in self.required]
+        rests = dict.fromkeys(reply.content.strip() for reply in parsed if reply.calls)
+        return [rest for rest in rests if len(rest.split()) == 1]
+
     def reads_names(self, parser: Parser) -> bool:
         """Whether the parser reads the names of the required calls and the keys of their arguments, whatever their values."""
         return self.shows_calls and all(

@@ -1,7 +1,7 @@
-"""Placements `http` and `hosts`: environments on environment servers (`rpc.env_server`). Needs `agentfly[serve]`.
+"""Placements `http` and `servers`: environments on environment servers (`rpc.env_server`). Needs `agentfly[serve]`.
 
     http     the addresses are in the config: `agentfly envs serve`, on this machine or another
-    hosts    the addresses are in the directory that the run's fleet keeps
+    servers  the addresses are in the directory that the run's fleet keeps
 
 The instances that a pool has on one server share one WebSocket connection. A new instance goes to the server with the fewest
 instances of this process. Every wait has a deadline: connecting, each call (the lease's), and silence (pings). If a server ends
@@ -37,9 +37,9 @@ def on_servers(spec: Spec, directory: ServerDirectory) -> Spec:
     Placement `http` stays: its environments are on a server already. Raises ConfigError if a server could not import the
     environment.
     """
-    if spec.placement in ("http", "hosts"):
+    if spec.placement in ("http", "servers"):
         return spec
-    who = f"environment {spec.name!r} on environment hosts (cluster.env_hosts)"
+    who = f"environment {spec.name!r} on environment servers (cluster.env_hosts)"
     if spec.max_growth_mb is not None:
         raise ConfigError(f"{who}: its growth is not measured there: remove max_growth_mb, and set max_uses")
     try:
@@ -50,7 +50,7 @@ def on_servers(spec: Spec, directory: ServerDirectory) -> Spec:
     if ready_of(spec) is not None:
         # The server makes the environment ready for the task before it resets it, and has the deadline of the reset itself.
         changed["reset_timeout_s"] = spec.reset_timeout_s + spec.call_timeout_s
-    return spec_of(spec, placement="hosts", directory=directory, **changed)
+    return spec_of(spec, placement="servers", directory=directory, **changed)
 
 
 class ServerConnection(Worker):

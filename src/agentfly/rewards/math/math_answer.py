@@ -26,6 +26,7 @@ from ..answers import alternatives, read_literal
 from ..function import FunctionReward
 from .math_compare import boxed_spans, expression_of, is_answer, last_boxed, plain_signs, same_answer
 from .math_form import stands_in
+from .math_offers import is_another, is_rival, joins_boxes, offers, only_numbers, said_before, second_thoughts
 from .math_parse import MAX_LENGTH
 from .math_words import SCALES, UNITS, is_significant, plain_numbers, spelled_number
 
@@ -45,7 +46,7 @@ _KEYS = ("answer", "final_answer", "finalanswer", "final answer", "result", "val
 _FENCE = re.compile(r"```[a-z]{0,10}\s*\n?([^`]{1,10000})```\s*$")
 _TAG = re.compile(r"<(?:final_)?answer>", re.I)
 _TAG_END = re.compile(r"</(?:final_)?answer>", re.I)
-_CUE = re.compile(r"####|\banswer\s{0,3}(?:(?:is|was|equals|(?:would|should|must)\sbe)\b|[:=])", re.I)
+_CUE = re.compile(r"####|\banswer\s{0,3}(?:(?:is|was|equals|(?:would|should|must)\sbe)\b|(?:[A-D\d]\s?)?[:=])", re.I)
 _FORMULA = re.compile(r"\$([^$]{1,200})\$|\\\(([^\\$]{1,200})\\\)")
 _TEXT = re.compile(r"\\(?:text|mathrm|mbox|textbf)\s?\{([^{}]*)\}")
 _BOLD = re.compile(r"(?<![\w)])(?:\*\*|__)(?=\S)|(?<=\S)(?:\*\*|__)(?![\w(])")
@@ -64,13 +65,17 @@ _STRUCK = re.compile(  # what a page does not show, or shows as struck out
 _TERM = re.compile(r"(?<![A-Za-z])[b-zB-HJ-Z\d)]\s?$")  # a variable or a number, but not the words "a" and "I"
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(*])|\n")
 _GAP = 80
-_SPELLED = re.compile(
-    r"(\b(?:or|maybe|perhaps|possibly|unless it is|alternatively|otherwise|else|actually|guess)(?: is|[:,])? )"
-    r"((?:twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety)[\w-]*)",
-    re.I,
+_WORD = (
+    r"(?:two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]{3,5}teen"
+    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty(?:-[a-z]+)?)\b"
 )
+_OFFERS = (
+    r"(?:(?<=\bor )|(?<=maybe )|(?<=perhaps )|(?<=possibly )|(?<=unless it is )|(?<=alternatively )|(?<=alternatively: )"
+    r"|(?<=otherwise )|(?<=else )|(?<=actually )|(?<=guess: )|(?<=guess is ))"
+)
+_SPELLED = re.compile(rf"{_OFFERS}{_WORD}|\b{_WORD}(?= or (?:\d|{_WORD}))", re.I)
 _NOT = re.compile(
-    r"(?:\b(?:not|never|hardly|cannot|neither|nor|except|other than|rather than|instead of|anything but"
+    r"(?:\b(?:(?<!if )not|never|hardly|cannot|neither|nor|except|other than|rather than|instead of|anything but"
     r"|no es|no son|nicht|keine?|n['’]est pas|non è|não é|não|не)\b|不是|n['’]t\b|≠|¬|!=|\\neq?\b)"
     r"[^\w\n]{0,4}(?:(?:be|equals?|to|the|number|value|answer|exactly|actually|really|simply|quite|a|is|it|think|believe|correct|"
     r"right|result|as|that|possibly)[^\w\n]{1,4}){0,6}$",
@@ -96,47 +101,19 @@ _BOUND = re.compile(
     re.I,
 )
 _OPEN_END = re.compile(
-    r"\+|\s(?:degrees\s)?below\s(?:zero|freezing)\b|[^\w.\n]{0,3}(?:[a-z]{1,15}\s){0,2}?(?:or|and)\s(?:more|less|fewer|above|below|over|under|up|higher|lower|greater)\b",
+    r"\+|\s(?:degrees\s)?below\s(?:zero|freezing)\b"
+    r"|[^\w.\n]{0,3}(?:[a-z]{1,15}\s){0,2}?(?:or|and)\s(?:more|less|fewer|above|below|over|under|up|higher|lower|greater)\b"
+    r"|[^\w.\n]{0,3}(?:(?:is|are) (?:\w{3,7} )?(?:possible|plausible|likely)"
+    r"|less likely|in the (?:other|second|last)|\w{3,8} guess)\b",
     re.I,
 )
 _MINUS = re.compile(r"\b(?:minus|negative)\s$", re.I)
-_OFFER = re.compile(
-    r"[^\w\n]{0,4}(?:[A-Za-z]{1,15}[^\w\n]{1,3}){0,3}?"
-    r"(?:or|nor|and/or|to|through|vs\.?|versus|minus|plus|times|over|out of|divided by|multiplied by|possibly|maybe|perhaps"
-    r"|respectively|unless|oder|bzw|ou|o|oppure|или)\b"
-    r"[^\w\n=+*/-]{0,4}(?:(?:maybe|possibly|perhaps|even|about|rather|else|could|might|may|be|the|a|is|it|[a-z]\s?=)[^\w\n]{0,4}){0,3}"
-    r"|[^\w\n]{1,3}and[^\w\n]{1,3}|\s?&\s?|\s?\?\s?|\s?—\s?|\s?(?:或者?|または)\s?",
-    re.I,
-)
-_HEDGED = re.compile(  # "possibly 25", "my second guess is 25": another number in the place of an answer
-    r"\b(?:(\d[\d,.]*) (?:as|is|being) (?:the|a|my) (?:runner-up|backup|fallback|alternative|second \w+)"
-    r"|(?:alternat(?:ive|ively|e)|otherwise|else|failing that|aka|plan b|maybe|perhaps|possibly|(?:not|un)\s?(?:sure|certain)"
-    r"|unless|back-?up|fall-?back|(?:also|or) (?:consider|accept|try|take|allow)"
-    r"|(?:could|might|may|can)(?: also| well| just as well| equally)? (?:be|equal)|(?:or|else) (?:else|even|it)"
-    r"|(?:second|2nd|other|another|next|backup|fallback|alternate|different|my|also) (?:\w+ )?"
-    r"(?:guess|answer|choice|option|possibility|candidate|solution|value|bet)s?"
-    r"|also (?:possible|plausible|acceptable|valid|works)"
-    r"|if (?:not|that|this|it)\b(?: is|'s)?(?: (?:wrong|not|incorrect|false))?)\b"
-    r"[^\w\n]{0,4}(?:(?:it|is|it['’]s|was|the|a|be|as|of|about|answer|value|that|might|could|may|also|equal|to|then|try|take|number)"
-    r"[^\w\n]{1,4}){0,4}"
-    r"(\d[\d,.]*)"
-    r"|(?:wait|actually|correction|scratch that|oops|sorry|on second thought|make that|i mean)[^\w\n]{1,4}"
-    r"(?:(?:no|actually|it|is|it['’]s|the|answer|should|must|be)[^\w\n]{1,4}){0,5}(\d[\d,.]*)(?!\s?[\w*/+^=-]))",
-    re.I,
-)
-_RIVAL = re.compile(r"\b(?:second|2nd|other|another|next|backup|fallback|alternate|alternative|possible)\s$", re.I)
-_LIST = re.compile(r"\s?,\s?")
-_BOX_GAP = re.compile(
-    r"[\s$,\\().;:/|&]{0,8}(?:(?:\\text\s?\{\s?)?(?:or|and|maybe|perhaps|possibly|oder|ou|o|o bien|oppure|или|或者?"
-    r"|または)\s?\}?|q?quad)?[\s$,\\().;:/|&]{0,8}",
-    re.I,
-)
 _BARE = re.compile(  # a line that is nothing but a number, also in a list or a table
     r"(?:[-*•|]|\(?[A-Za-z\d]{1,2}[.):])?\s?(?!total|sum|answer|result|final)(?:[A-Za-z]{1,12}\s?\|)?\s?([-+]?\$?\d[\d,.]*)\s?\|?",
     re.I,
 )
-_RIVAL_KEY = re.compile(r"alternat|guess|backup|fallback|(?:second|other|next)_?(?:answer|choice|option|value)", re.I)
 _SUFFIX = re.compile(r"[ \-]?\\?([A-Za-z]+|[¢%])(?:[ \-]([A-Za-z]+|[¢%]))?")
+_LIST = re.compile(r"\s?,\s?")
 _MONEY = re.compile(r"\$|\bdollars?\b", re.I)
 
 
@@ -172,7 +149,8 @@ def find_answers(prediction: str, nesting: int = 0) -> list[str]:
         return []
     inner = tagged_answer(prediction) if nesting < 3 else None
     if inner is not None:
-        return find_answers(inner, nesting + 1)
+        behind = _TAG_END.split(prediction)[1:][-1:]
+        return [*find_answers(inner, nesting + 1), *(second_thoughts(_spelled(f" {behind[0]}")) if behind else [])]
     boxed = _boxed_answers(prediction)
     if boxed is not None:
         return boxed
@@ -181,15 +159,13 @@ def find_answers(prediction: str, nesting: int = 0) -> list[str]:
         rest = prediction[cue.end() :].lstrip(" \t\n:=*").partition("\n")[0].strip(" *")
         if rest:
             before = prediction[: cue.start()]
-            line = before.rstrip().rpartition("\n")[2]
-            again = _CUE.match(line) if before.endswith("\n") else None
-            first = [line[again.end() :].strip(" :=*")] if again and is_answer(line[again.end() :].strip(" :=*")) else []
-            first = find_answers(before, nesting + 1) if _RIVAL.search(before[-40:]) else first
-            return [*first, *_clause_answers(rest), *_second_thoughts(prediction[cue.end() :])]
+            first = find_answers(before, nesting + 1) if is_another(before, rest) else said_before(before + cue.group())
+            return [*first, *_clause_answers(rest), *second_thoughts(_spelled(prediction[cue.end() :].lstrip()))]
     whole = prediction.strip()
     if "\n" not in whole and is_answer(whole):
         return [whole]
-    return _prose_answers(whole)
+    numbers = only_numbers(_tidy(whole)) if len(whole) <= MAX_RUN else []
+    return numbers[:MAX_OFFERS] or _prose_answers(whole)
 
 
 def _agree(found: Sequence[str], reference: str, question: object) -> bool:
@@ -238,17 +214,20 @@ def tagged_answer(text: str) -> str | None:
     """What a JSON object, or the last pair of <answer> tags, gives as the answer."""
     stripped = text.strip()
     fenced = _FENCE.search(stripped)
-    for candidate in (stripped, fenced.group(1).strip() if fenced else "", stripped.rpartition("\n")[2].strip()):
+    above, _, line = stripped.rpartition("\n")
+    for candidate in (stripped, fenced.group(1).strip() if fenced else "", line.strip()):
         if candidate.startswith("{") and candidate.endswith("}") and len(candidate) <= MAX_JSON:
             value = _json_answer(candidate)
             if value is not None:
-                return value
+                above = above.rpartition("\n")[2].strip()
+                earlier = _json_answer(above[:MAX_JSON]) if candidate is not stripped and above.startswith("{") else None
+                return value if earlier is None else f"{earlier} or {value}"
     starts = list(_TAG.finditer(text))
     if starts:
         rest = text[starts[-1].end() :]
         end = _TAG_END.search(rest)
         before = list(_TAG_END.finditer(text, 0, starts[-1].start()))[-1:]
-        if end and before and len(starts) > 1 and _is_joined(text[before[0].end() : starts[-1].start()]):
+        if end and before and len(starts) > 1 and joins_boxes(text[before[0].end() : starts[-1].start()]):
             return f"{text[starts[-2].end() : before[0].start()]} or {rest[: end.start()]}"
         return rest[: end.start()] if end else None
     return None
@@ -267,7 +246,7 @@ def _json_answer(text: str) -> str | None:
         key = next((key for key in _KEYS if key in fields), None)
         if key is None:
             return None
-        rivals += [item for name, item in fields.items() if _RIVAL_KEY.search(name)]
+        rivals += [item for name, item in fields.items() if is_rival(name, item) and name != key]
         unit = fields.get("unit", fields.get("units", ""))
         value = fields[key]
         if isinstance(unit, str) and unit and isinstance(value, (str, int, float)):
@@ -294,7 +273,7 @@ def _boxed_answers(text: str) -> list[str] | None:
     if not spans:
         return None
     last = first = len(spans) - 1
-    while first > 0 and spans[first - 1][3] <= spans[first][0] and _is_joined(text[spans[first - 1][3] : spans[first][0]]):
+    while first > 0 and spans[first - 1][3] <= spans[first][0] and joins_boxes(text[spans[first - 1][3] : spans[first][0]]):
         first -= 1
     before, after = text[max(0, spans[first][0] - _GAP) : spans[first][0]], text[spans[last][3] : spans[last][3] + _GAP]
     if _NOT.search(before) or _WRONG.match(after):
@@ -305,24 +284,9 @@ def _boxed_answers(text: str) -> list[str] | None:
     after = after.lstrip(" $")
     contents[-1] += _suffix(after)
     other = _RUN.search(after)
-    if other and re.search(r"\d", other.group()) and _OFFER.fullmatch(after[: other.start()]):
+    if other and re.search(r"\d", other.group()) and offers(after[: other.start()]):
         contents.append(other.group().strip(" .,$"))
-    return contents + _second_thoughts(" " + text[spans[last][3] :])
-
-
-def _is_joined(gap: str) -> bool:
-    """Whether the text between two boxes or pairs of tags offers the second one beside the first."""
-    return len(gap) <= _GAP and bool(_BOX_GAP.fullmatch(gap) or _HEDGED.search(f"{gap}0"))
-
-
-def _second_thoughts(text: str) -> list[str]:
-    """The number that the text behind an answer offers in its place: "Second guess: 25"."""
-    first = re.search(r"\d", text)
-    start = 0 if first is None or text[:1] == " " else first.end()
-    match = _HEDGED.search(
-        _SPELLED.sub(lambda found: found.group(1) + spelled_number(found.group(2)), text[:MAX_PREDICTION]), start
-    )
-    return [match.group(match.lastindex or 0).rstrip(".,")] if match else []
+    return contents + second_thoughts(_spelled(" " + text[spans[last][3] :]))
 
 
 def _clause_answers(rest: str) -> list[str]:
@@ -352,7 +316,7 @@ def _prose_answers(text: str) -> list[str]:
     for place, sentence in list(enumerate(sentences))[:-4:-1]:
         runs = _runs(sentence)
         chosen = _choose(sentence, runs, reversed(range(len(runs))))
-        if chosen and place and chosen[-1:] == _second_thoughts(f" {sentence}"):
+        if chosen and place and chosen[-1:] == second_thoughts(f" {sentence}"):
             earlier = _runs(sentences[place - 1])
             return [*_choose(sentences[place - 1], earlier, reversed(range(len(earlier)))), *chosen]
         if chosen or not all(_is_denied(sentence, runs, i) for i in range(len(runs))):
@@ -367,8 +331,13 @@ def _is_formula(text: str) -> bool:
     return not re.search(r"(?<![\\A-Za-z])[A-Za-z]{4}|\s[A-Za-z]{2,}\s", text) and is_answer(text)
 
 
+def _spelled(text: str) -> str:
+    """The text with the numbers in words that it offers as numbers."""
+    return _SPELLED.sub(lambda match: spelled_number(match.group()), text)
+
+
 def _tidy(text: str) -> str:
-    text = _SPELLED.sub(lambda found: found.group(1) + spelled_number(found.group(2)), _TEXT.sub(r" \1 ", plain_signs(text)))
+    text = _spelled(_TEXT.sub(r" \1 ", plain_signs(text)))
     return plain_numbers(_BOLD.sub("", _ARROW.sub(": ", _UNIT_POWER.sub("", text))))
 
 
@@ -380,6 +349,8 @@ def _runs(text: str) -> list[tuple[int, int]]:
         lead = _LEAD.match(text, result, match.end())
         start = lead.end() if lead else result
         run = text[start : match.end()].rstrip(".,:!=('[{ +*/-^")
+        if run.count("(") > run.count(")") and re.match(r"\s[a-z]{3}", text[match.end() : match.end() + 4]):
+            run = run.rpartition(" (")[0]  # "18 (9 eggs at 2 dollars)"
         if re.search(r"\d", run):
             spans.append((start, start + len(run)))
     return spans
@@ -404,11 +375,7 @@ def _choose(text: str, runs: Sequence[tuple[int, int]], order: Iterable[int], li
 
     def joined(left: int) -> bool:
         gap = text[runs[left][1] : runs[left + 1][0]]
-        return (
-            len(gap) <= _GAP
-            and "round" not in gap
-            and bool(_OFFER.fullmatch(gap) or _HEDGED.search(f"{gap}0") or (lists and _LIST.fullmatch(gap)))
-        )
+        return "round" not in gap and (offers(gap) or bool(lists and _LIST.fullmatch(gap)))
 
     for index in order:
         if _is_denied(text, runs, index):

@@ -1,4 +1,4 @@
-"""A run over the nodes of a Ray cluster: samplers, environment hosts and learner ranks are placed there as processes.
+"""A run over the nodes of a Ray cluster: samplers, environment servers and learner ranks are placed there as processes.
 
 Ray only places (`fleet.ray_cluster`): chains, weights, calls of environments and gradients go over the connections that the
 same parts have on one machine. All parts of a run share one `Cluster`, because it keeps the books of what is reserved.
@@ -20,7 +20,7 @@ _users = 0
 
 @contextmanager
 def on_cluster(config: Config, note: Callable[[str], None] = lambda _: None) -> Iterator[Cluster]:
-    """The cluster of `cluster.address`. Blocks for seconds at the first use; the last user that leaves ends all hosts.
+    """The cluster of `cluster.address`. Blocks for seconds at the first use; the last user that leaves closes it.
 
     Raises MissingExtra without Ray, ConfigError if no cluster answers.
     """

@@ -27,7 +27,7 @@ PACKAGES = {
 
 
 def sampler_share(config: Config, nodes: Sequence[Node]) -> Share:
-    """What each replica reserves. It has a GPU if its place is "own", or if the engine may use one and a node has one."""
+    """What each replica reserves. It has a GPU if `sampler.place` is "own", or if the engine may use one and a node has one."""
     sampler = config.sampler
     device = str(engine_options(config.agent.engine).get("device") or "cuda")
     gpus = sampler.place == "own" or (device.startswith("cuda") and any(node.gpus for node in nodes))
@@ -51,7 +51,7 @@ def learner_gpus(config: Config, nodes: Sequence[Node]) -> bool:
 
 
 def shares_of(config: Config, nodes: Sequence[Node]) -> list[tuple[str, str, Share]]:
-    """Every host of the run, as its kind, the config key that says how many there are, and what it reserves."""
+    """Every further process of the run: its kind, the config key that says how many there are, and what it reserves."""
     cluster = config.cluster
     shares = []
     if learner_gpus(config, nodes):
@@ -59,7 +59,7 @@ def shares_of(config: Config, nodes: Sequence[Node]) -> list[tuple[str, str, Sha
     if config.sampler.in_processes:
         shares += [("samplers", "sampler.replicas", sampler_share(config, nodes))] * config.sampler.replicas
     env_share = Share(cluster.env_cpus, cluster.env_memory_gib)
-    return shares + [("environment hosts", "cluster.env_hosts", env_share)] * cluster.env_hosts
+    return shares + [("environment servers", "cluster.env_hosts", env_share)] * cluster.env_hosts
 
 
 def check_cluster(cluster: Cluster, config: Config, note: Callable[[str], None] = lambda _: None) -> None:
@@ -77,10 +77,10 @@ def check_cluster(cluster: Cluster, config: Config, note: Callable[[str], None] 
 
 
 def check_room(nodes: Sequence[Node], shares: Sequence[tuple[str, str, Share]]) -> None:
-    """Raises ConfigError if the hosts do not fit the nodes even if these were empty."""
+    """Raises ConfigError if the processes do not fit the nodes even if these were empty."""
     nodes = sorted(nodes, key=lambda node: node.name)
     free = [[node.cpus, node.memory_gib, node.gpus] for node in nodes]
-    placed: dict[str, int] = {}
+    fitted: dict[str, int] = {}
     for kind, key, share in sorted(shares, key=lambda each: (-each[2].gpus, -each[2].cpus, -each[2].memory_gib)):
         needed = (share.cpus, share.memory_gib, share.gpus)
         room = next((each for each in free if all(have >= need - 1e-6 for have, need in zip(each, needed, strict=True))), None)
@@ -90,44 +90,44 @@ def check_room(nodes: Sequence[Node], shares: Sequence[tuple[str, str, Share]]) 
                 f"node {node.name} has {Share(node.cpus, round(node.memory_gib, 1), node.gpus)}" for node in nodes
             )
             raise ConfigError(
-                f"{wanted} {kind} with {share} each do not fit the cluster, which has room for {placed.get(kind, 0)} "
+                f"{wanted} {kind} with {share} each do not fit the cluster, which has room for {fitted.get(kind, 0)} "
                 f"({rooms}): lower {key} or what each reserves, or add nodes"
             )
         room[:] = [have - need for have, need in zip(room, needed, strict=True)]
-        placed[kind] = placed.get(kind, 0) + 1
+        fitted[kind] = fitted.get(kind, 0) + 1
 
 
 def _check_node(cluster: Cluster, config: Config, node: Node) -> str:
     """Returns a sentence about a node that does not answer: it is not used for now. Raises ConfigError."""
     try:
-        host = cluster.reserve("check 0", Share(0.0), only=node.id, timeout_s=30.0)
+        reservation = cluster.reserve("check 0", Share(0.0), only=node.id, timeout_s=30.0)
     except EngineError:
         return f"node {node.name} of the cluster does not answer: the run starts without it"
     try:
-        check_node(host)
-        check_files(host, config)
+        check_node(reservation)
+        check_files(reservation, config)
     except EngineError as error:
         return f"node {node.name} of the cluster could not be checked: {error}"
     finally:
-        host.close()
+        reservation.close()
     return ""
 
 
-def check_files(host: Reservation, config: Config) -> None:
+def check_files(reservation: Reservation, config: Config) -> None:
     """Raises ConfigError if the node lacks a package or a file that the recipe needs there. Raises EngineError."""
     modules, files = needs(config)
-    name = host.node.name
-    if missing := host.ask("can_import", modules):
+    name = reservation.node.name
+    if missing := reservation.ask("can_import", modules):
         package = missing[0].partition(".")[0]
         cure = f"pip install 'agentfly[{plugins.EXTRAS[package]}]'" if package in plugins.EXTRAS else "install it there"
         raise ConfigError(f"node {name} has no module {missing[0]!r}, which this recipe needs on every node: {cure}")
     for path in files:
-        if not host.ask("sees_file", str(path)):
+        if not reservation.ask("sees_file", str(path)):
             raise ConfigError(f"node {name} does not see {path}, which this recipe needs on every node: copy it there")
     model = Path(config.agent.model)
     if (settings := model / "config.json").is_file():
         text = settings.read_text(encoding="utf-8")
-        if not host.ask("sees_file", str(settings.absolute()), text):
+        if not reservation.ask("sees_file", str(settings.absolute()), text):
             raise ConfigError(
                 f"node {name} does not see the folder {model.absolute()} of agent.model as the trainer does: it must be on a "
                 "file system that all nodes share, or be copied to every node"

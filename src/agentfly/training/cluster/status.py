@@ -1,7 +1,7 @@
 """Who uses the nodes of a cluster: for the metrics of a run, and for `agentfly cluster status` in any process.
 
-A run publishes what it does (folder, step, chains, pools) every few seconds; which hosts it has on which node is read from Ray,
-so that it is right whatever the run last said.
+A run publishes what it does (folder, step, chains, pools) every few seconds. Which processes it has on which node is read from
+Ray, so that it is right whatever the run last said.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ...errors import AgentFlyError
 from ...fleet.ray_cluster import Cluster
 from . import current_cluster
 
-KINDS = {"sampler": "samplers", "environment host": "env_hosts", "rank": "ranks"}
-"""How hosts are counted, by their names without the number."""
-WORDS = {"samplers": "sampler", "env_hosts": "environment host", "ranks": "learner rank"}
+KINDS = {"sampler": "samplers", "environment server": "env_hosts", "rank": "ranks"}
+"""How processes are counted, by their names without the number."""
+WORDS = {"samplers": "sampler", "env_hosts": "environment server", "ranks": "learner rank"}
 EVERY_S = 2.0
 POOL_FIGURES = ("allocated", "idle", "warming", "waiting", "failed")
 
@@ -27,7 +27,7 @@ _published_at = 0.0
 
 
 def kind_of(name: str) -> str:
-    """What the host "sampler 3" is counted as; "" if it is not counted."""
+    """What the process "sampler 3" is counted as; "" if it is not counted."""
     return KINDS.get(name.rpartition(" ")[0], "")
 
 
@@ -35,9 +35,9 @@ def cluster_metrics() -> dict[str, float]:
     """What this run has on each node now; nothing without a cluster."""
     cluster = current_cluster()
     metrics: dict[str, float] = {}
-    for host in [] if cluster is None else cluster.reservations():
-        node, kind = f"cluster/{host.node.name}", kind_of(host.name)
-        added = {"cpus": host.share.cpus, **({kind: 1.0} if kind in ("samplers", "env_hosts") else {})}
+    for reservation in [] if cluster is None else cluster.reservations():
+        node, kind = f"cluster/{reservation.node.name}", kind_of(reservation.name)
+        added = {"cpus": reservation.share.cpus, **({kind: 1.0} if kind in ("samplers", "env_hosts") else {})}
         for name, value in added.items():
             metrics[f"{node}/{name}"] = metrics.get(f"{node}/{name}", 0.0) + value
     return metrics
@@ -63,17 +63,17 @@ async def publish_status(directory: Path, step: int, runner: object, figures: Ma
     await asyncio.to_thread(_tell, cluster, record)
 
 
-def _tell(cluster: Cluster, told: Mapping[str, Any]) -> None:
+def _tell(cluster: Cluster, record: Mapping[str, Any]) -> None:
     try:
-        cluster.tell(told)
+        cluster.tell(record)
     except (AgentFlyError, RuntimeError) as error:
         cluster.note(f"the cluster does not take the status of this run: {error}")
 
 
 def read_status(cluster: Cluster) -> dict[str, Any]:
-    """The nodes with what is free and what is placed there, and the runs that use them."""
-    placed = [each for each in cluster.reserved() if kind_of(each.name)]
-    records = cluster.told()
+    """The nodes with what is free and what is reserved there, and the runs that use them."""
+    reserved = [each for each in cluster.reserved() if kind_of(each.name)]
+    records = cluster.records()
     nodes = [
         {
             "name": node.name,
@@ -82,16 +82,16 @@ def read_status(cluster: Cluster) -> dict[str, Any]:
             "cpus": [node.free_cpus, node.cpus],
             "memory_gib": [round(node.free_memory_gib, 2), round(node.memory_gib, 2)],
             "gpus": [node.free_gpus, node.gpus],
-            **_counts(each.name for each in placed if each.node == node.name),
+            **_counts(each.name for each in reserved if each.node == node.name),
         }
         for node in sorted(cluster.nodes(), key=lambda each: each.name)
     ]
     runs = []
-    for run in dict.fromkeys(each.run for each in placed):
-        own = [each for each in placed if each.run == run]
+    for run in dict.fromkeys(each.run for each in reserved):
+        own = [each for each in reserved if each.run == run]
         said = records.get(run) or {"directory": "", "step": 0, "chains": {}, "pools": {}}
-        hosts = [{"name": each.name, "node": each.node} for each in own]
-        runs.append({**said, **_counts(each.name for each in own), "hosts": hosts})
+        processes = [{"name": each.name, "node": each.node} for each in own]
+        runs.append({**said, **_counts(each.name for each in own), "processes": processes})
     return {"nodes": nodes, "runs": runs}
 
 
@@ -101,7 +101,7 @@ def _counts(names: Iterable[str]) -> dict[str, int]:
 
 
 def show_status(status: Mapping[str, Any]) -> str:
-    """The status as text: a line per node, and for each run its hosts, chains and pools."""
+    """The status as text: a line per node, and for each run its processes, chains and pools."""
     lines = [f"{'node':<20} {'address':<16} {'CPUs free':>12} {'GiB free':>14} {'GPUs free':>10}  placed there"]
     for node in status["nodes"]:
         cpus, memory, gpus = (f"{node[key][0]:g} of {node[key][1]:g}" for key in ("cpus", "memory_gib", "gpus"))
@@ -109,11 +109,11 @@ def show_status(status: Mapping[str, Any]) -> str:
         there = ", ".join(counts) or ("-" if node["alive"] else "dead")
         lines.append(f"{node['name']:<20} {node['address']:<16} {cpus:>12} {memory:>14} {gpus:>10}  {there}")
     if not status["runs"]:
-        lines.append("no run of AgentFly has a host on this cluster")
+        lines.append("no run of AgentFly has a process on this cluster")
     for run in status["runs"]:
         lines.append(f"\nrun {run['directory'] or '(is starting)'}, step {run['step']}")
         for kind, word in WORDS.items():
-            where = Counter(host["node"] for host in run["hosts"] if kind_of(host["name"]) == kind)
+            where = Counter(process["node"] for process in run["processes"] if kind_of(process["name"]) == kind)
             if where:
                 lines.append(f"  {word}s: {', '.join(f'{count} on {node}' for node, count in sorted(where.items()))}")
         if run["chains"]:

@@ -1,6 +1,6 @@
 """One rank's process on this machine: starts it, hears its signs of life, sees whether it is frozen.
 
-this process --- socket --- rank      the supervisor on its machine, `keeper` on another node
+this process --- socket --- rank      the supervisor on its machine, `rank_parent` on another node
 """
 
 from __future__ import annotations

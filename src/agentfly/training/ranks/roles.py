@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from ...agents.base import BaseAgent
 from ...aio.threads import run_to_end
 from ...build import build_learner
-from ...config import Config, FaultSettings, LearnerSettings
+from ...config import Config
+from ...config.sections import FaultSettings, LearnerSettings
 from ...errors import ConfigError
-from ...learn.ranks.environment import Place, read_place
+from ...learn.ranks.environment import ThisRank, read_rank
 from ...protocols import ReplicatedEngine, TrainableEngine
 from ...types import Proof, Request, Sampling
 from ..stopping import handled_by
@@ -36,10 +37,10 @@ GRACE_S = 25.0
 """Seconds after a signal in which rank 0 finishes its update and saves, before another rank ends by itself."""
 
 
-def find_place(config: Config) -> Place | None:
-    """Returns the place of this process among the ranks of a run; None for a run in one process. Raises ConfigError."""
-    place, wanted = read_place(), config.learner.ranks
-    if place is None:
+def find_rank(config: Config) -> ThisRank | None:
+    """Returns which rank of a run this process is; None for a run in one process. Raises ConfigError."""
+    this, wanted = read_rank(), config.learner.ranks
+    if this is None:
         if wanted > 1:
             raise ConfigError(
                 f"learner.ranks = {wanted} needs as many processes: run `agentfly train`, which starts them, or start this "
@@ -51,25 +52,25 @@ def find_place(config: Config) -> Place | None:
         if config.fault != FaultSettings():
             raise ConfigError("fault.restarts has no effect on one rank: set learner.ranks, or remove it")
         return None
-    if wanted not in (1, place.size):
+    if wanted not in (1, this.size):
         raise ConfigError(
-            f"learner.ranks = {wanted}, but {place.size} ranks were started: pass learner.ranks={place.size}, or start {wanted}"
+            f"learner.ranks = {wanted}, but {this.size} ranks were started: pass learner.ranks={this.size}, or start {wanted}"
         )
-    config.check_ranks(place.size)
-    placed = config.sampler.in_processes or config.cluster.env_hosts
-    if config.cluster.address is not None and not placed and os.environ.get(TORCHRUN):
+    config.check_ranks(this.size)
+    uses = config.sampler.in_processes or config.cluster.env_hosts
+    if config.cluster.address is not None and not uses and os.environ.get(TORCHRUN):
         raise ConfigError(
             "cluster.address has no effect on ranks that torchrun has started: run `agentfly train`, which places them on the "
             "nodes, or remove it"
         )
-    return place
+    return this
 
 
-def join_ranks(config: Config, place: Place, device: str | None) -> RankGroup:
+def join_ranks(config: Config, this: ThisRank, device: str | None) -> RankGroup:
     """Meet the other ranks. `device` is agent.engine.device."""
     from ...learn.ranks.group import RankGroup
 
-    return RankGroup.join(place, device, config.learner.timeout_s)
+    return RankGroup.join(this, device, config.learner.timeout_s)
 
 
 def rank_model(agent: BaseAgent, ranks: RankGroup) -> Any:
@@ -150,9 +151,9 @@ class CopyProof:
 
     def _ask(self, ids: list[int], sampling: Sampling) -> Any:
         from ...engines.copies import score_ids
-        from ...engines.prompt import Probe
+        from ...engines.prompt import ProbeAnswer
 
-        return Probe(score_ids(self._engine.model, ids), run_to_end(self._engine.generate(Request(ids, sampling))))
+        return ProbeAnswer(score_ids(self._engine.model, ids), run_to_end(self._engine.generate(Request(ids, sampling))))
 
 
 def leave_to_rank_0(number: int, frame: FrameType | None) -> None:

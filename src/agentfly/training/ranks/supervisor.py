@@ -2,7 +2,7 @@
 
     supervisor --- socket --- rank 0      the trainer; its exit status is that of the command
                --- socket --- rank 1..    followers, on this machine
-               --- fleet ---- keeper --- rank 1..    followers on other nodes (cluster.address; `training.cluster.ranks`)
+               --- fleet ---- parent --- rank 1..    followers on other nodes (cluster.address; `training.ranks.cluster_ranks`)
 
 A rank sends a byte every second, and rank 0 the run's folder once it is known. A rank that was killed, that failed, or that is
 silent for SILENT_S without using the CPU is lost: a process group cannot go on without it. All ranks are then killed at once
@@ -106,7 +106,7 @@ def supervise_run(arguments: Sequence[str], config: Config) -> int:
     """Run `agentfly` with these arguments on the ranks of a config. Returns the exit status; raises ConfigError."""
     if config.cluster.address is None:
         return supervise(arguments, config.learner.ranks, config.fault.restarts, config.run.threads)
-    from ..cluster.ranks import ClusterRanks
+    from .cluster_ranks import ClusterRanks
 
     with ClusterRanks.connect(config, _tell) as starter:
         return supervise(arguments, config.learner.ranks, config.fault.restarts, starter=starter)

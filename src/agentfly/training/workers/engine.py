@@ -26,15 +26,14 @@ from ...agents.base import BaseAgent
 from ...config import Config
 from ...engines import engine_options
 from ...engines.options import AtUpdate
-from ...engines.prompt import Probe
+from ...engines.prompt import ProbeAnswer
 from ...errors import ConfigError, DeadlineError, EngineError, InvariantError
-from ...fleet.bare import machine
 from ...fleet.launcher import Launcher, LocalLauncher
 from ...resources import Admission
 from ...rollout import Plan
 from ...types import Completion, Proof, Request
 from ..cluster.checks import sampler_launcher
-from ..cluster.env_hosts import open_env_hosts
+from ..cluster.env_servers import open_env_servers
 from .pool import Replica, WorkerPool, sampling_fields
 from .worker import names_gpu
 
@@ -66,6 +65,7 @@ class WorkerEngine:
         address: str | None = None,
     ) -> None:
         from ...engines.copies import LearnerCopy
+        from .weights import Senders
 
         options = engine_options(config.agent.engine)
         self.config = config
@@ -90,9 +90,9 @@ class WorkerEngine:
         self.handover_s, self.handover_bytes = 0.0, 0
         self.weights: Callable[[], Iterator[Bucket]] = self.copy.weights
         self.pool: WorkerPool | None = None
-        self._launcher, self._transport, self._address = launcher or LocalLauncher, transport, address
+        self._launcher, self._address = launcher or LocalLauncher, address
         self._max_gap = options.get("max_gap")
-        self._senders: dict[str, Any] = {}
+        self._senders = Senders(transport, address)
         self._written = -1  # the version that the memory file holds
         self._expected = -1  # the version that the probe was scored at
         self._alone = False  # the learner does one thing at a time
@@ -180,15 +180,14 @@ class WorkerEngine:
         )
         self.pool, self._loop = pool, asyncio.get_running_loop()
         try:
-            async with open_env_hosts(config, cast(BaseAgent, plan.agent), note, pool.tell_hosts), pool:
+            async with open_env_servers(config, cast(BaseAgent, plan.agent), note, pool.tell_directory), pool:
                 admission = Admission(pool.room, config.rollout.max_concurrency)
                 pool.on_room(admission.wake)
                 yield replace(plan, runner=pool, admission=admission)
         finally:
             self.pool = self._loop = None
-            for sender in self._senders.values():
-                sender.close()
-            self._senders, self._written = {}, -1
+            self._senders.close()
+            self._written = -1
 
     def _opening(self) -> dict[str, Any]:
         config, count = self.config, self.config.sampler.replicas
@@ -300,7 +299,7 @@ class WorkerEngine:
             return True
 
     async def _bring_up(self, replicas: Sequence[Replica]) -> None:
-        """Load the present weights into replicas and prove them. One that fails is ended; its keeper starts it again."""
+        """Load the present weights into replicas and prove them. One that fails is ended; the fleet starts it again."""
         async with self._handing_over:
             version = self._present
             assert self.pool is not None
@@ -308,7 +307,7 @@ class WorkerEngine:
             for replica, future in proving.items():
                 replica.proving = future
             try:
-                for sender, some in self._by_sender(list(proving)):
+                for sender, some in self._senders.of(list(proving), next(self.model.parameters()).device):
                     for replica, why in (await asyncio.to_thread(self._send, sender, some, version)).items():
                         self.pool.fleet.end(replica, f"could not load the weights: {why}")
                 await asyncio.gather(*(self._prove(replica, version) for replica in proving if replica.alive))
@@ -343,7 +342,7 @@ class WorkerEngine:
         try:
             asked = {"ids": self.copy.probe_ids(), "sampling": sampling_fields(PROBE)}
             scores, reply = await replica.call("probe", asked)
-            proof = await asyncio.to_thread(self.copy.check, version, Probe(scores, reply), self._limit())
+            proof = await asyncio.to_thread(self.copy.check, version, ProbeAnswer(scores, reply), self._limit())
         except InvariantError as error:
             failed = self._failed_proofs[replica.index] = self._failed_proofs.get(replica.index, 0) + 1
             self.proofs.pop(replica.index, None)
@@ -361,39 +360,6 @@ class WorkerEngine:
         if self._max_gap is not None:
             return float(self._max_gap)
         return EXACT_GAP if next(self.model.parameters()).dtype.itemsize >= 4 else HALF_GAP
-
-    def _by_sender(self, replicas: Sequence[Replica]) -> list[tuple[Any, list[Replica]]]:
-        """The replicas, by how their weights travel."""
-        groups: dict[str, list[Replica]] = {}
-        for replica in replicas:
-            groups.setdefault(self._way_to(replica), []).append(replica)
-        return [(self._sender(kind), some) for kind, some in groups.items()]
-
-    def _way_to(self, replica: Replica) -> str:
-        from .weights import MemorySender, gpu_identity, has_expandable_segments
-
-        if self._transport is not None:
-            return self._transport
-        device = next(self.model.parameters()).device
-        here, theirs = gpu_identity(device), replica.about.get("device")
-        if replica.about.get("machine") != machine() or not MemorySender.works():
-            return "broadcast"
-        if here is not None and here == theirs and not has_expandable_segments():
-            return "ipc"
-        return "broadcast" if here is not None and theirs is not None and here != theirs else "memory"
-
-    def _sender(self, kind: str) -> Any:
-        from .weights import BroadcastSender, IpcSender, MemorySender
-
-        if kind not in self._senders:
-            device = next(self.model.parameters()).device
-            makers: dict[str, Callable[[], Any]] = {
-                "memory": MemorySender,
-                "ipc": lambda: IpcSender(device),
-                "broadcast": lambda: BroadcastSender(device, self._address or "127.0.0.1"),
-            }
-            self._senders[kind] = makers[kind]()
-        return self._senders[kind]
 
 
 def use_workers(config: Config, agent: BaseAgent, *, described: bool = True, cluster: Cluster | None = None) -> None:
@@ -435,7 +401,6 @@ def gpu_environments(config: Config, uses_gpus: bool) -> list[dict[str, str]]:
         if sampler.place == "own":
             raise ConfigError('sampler.place = "own" needs GPUs for the samplers, and PyTorch uses none: set it to "process"')
         return [{} for _ in range(sampler.replicas)]
-    ranks = int(getattr(getattr(config, "learner", None), "ranks", 1))
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [name.strip() for name in listed.split(",")] if listed else [str(i) for i in range(torch.cuda.device_count())]
     if sampler.place == "own":
@@ -444,13 +409,13 @@ def gpu_environments(config: Config, uses_gpus: bool) -> list[dict[str, str]]:
                 f'agent.engine.device = {device!r} and sampler.place = "own" exclude each other, because each sampler sees one '
                 "GPU: remove one of them"
             )
-        needed = ranks + sampler.replicas * sampler.gpus
+        needed = config.learner.ranks + sampler.replicas * sampler.gpus
         if len(names) < needed:
             raise ConfigError(
                 f"the learner and {sampler.replicas} samplers on separate GPUs need {needed} GPUs, and {len(names)} are "
                 f'visible: lower sampler.replicas, or set sampler.place = "process"'
             )
-        return [{"CUDA_VISIBLE_DEVICES": names[ranks + index]} for index in range(sampler.replicas)]
+        return [{"CUDA_VISIBLE_DEVICES": names[config.learner.ranks + index]} for index in range(sampler.replicas)]
     if names_gpu(config):  # a sampler sees the GPUs that the learner sees, and takes the same one
         return [{} for _ in range(sampler.replicas)]
-    return [{"CUDA_VISIBLE_DEVICES": names[index % min(ranks, len(names))]} for index in range(sampler.replicas)]
+    return [{"CUDA_VISIBLE_DEVICES": names[index % min(config.learner.ranks, len(names))]} for index in range(sampler.replicas)]

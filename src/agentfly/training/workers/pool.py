@@ -21,7 +21,7 @@ from ... import codec
 from ...errors import DataError
 from ...fleet.fleet import Fleet, Role
 from ...fleet.launcher import Launcher
-from ...fleet.link import Message
+from ...fleet.link import LinkMessage
 from ...fleet.member import Member, MemberLost
 from ...rollout.activity import Activities, Activity
 from ...rollout.chain import Opening, Plan
@@ -56,7 +56,7 @@ class RemoteActivity(Activity):
 
 
 class Replica(Member):
-    """One sampler process. Implements `weights.Peer`."""
+    """One sampler process. Implements `weights.Recipient`."""
 
     def __init__(self, index: int, attempt: int) -> None:
         super().__init__("sampler", index, attempt)
@@ -95,7 +95,7 @@ class WorkerPool(Role[Replica]):
         self.stuck_s = stuck_s
         self.counts: Counter[str] = Counter()
         """Chains that were run again, and lost, because their worker died."""
-        self.hosts: dict[str, Any] | None = None
+        self.directory: dict[str, Any] | None = None
         """Where the environments live, if not beside the chains: what `ServerDirectory.take` reads."""
         self._opening, self._bring_up = opening, bring_up
         self._retired: Counter[str] = Counter()
@@ -120,13 +120,13 @@ class WorkerPool(Role[Replica]):
 
     async def prepare(self, member: Replica) -> None:
         """Open the worker and bring it to the present weights."""
-        opened = await member.call("open", {**self._opening, "index": member.index, "hosts": self.hosts})
+        opened = await member.call("open", {**self._opening, "index": member.index, "directory": self.directory})
         member.about |= opened
         member.capacity, member.stats = opened["capacity"], opened["stats"]
         if self._bring_up is not None:
             await self._bring_up([member])
 
-    def hear(self, member: Replica, message: Message) -> None:
+    def hear(self, member: Replica, message: LinkMessage) -> None:
         """Take over a report of the worker."""
         value = message.value
         member.stats, member.resources = value["stats"], value["resources"]
@@ -148,12 +148,12 @@ class WorkerPool(Role[Replica]):
         if self._on_room is not None:
             self._on_room()
 
-    def tell_hosts(self, hosts: dict[str, Any]) -> None:
-        """The environment hosts have changed: tell every worker. A worker that is opened later gets the newest."""
-        self.hosts = hosts
+    def tell_directory(self, directory: dict[str, Any]) -> None:
+        """The environment servers of the run have changed: tell every worker. A worker that is opened later gets the newest."""
+        self.directory = directory
         for replica in self.replicas:
             if replica.alive:
-                replica.send("hosts", 0, hosts)
+                replica.send("directory", 0, directory)
 
     # ---- admission
 

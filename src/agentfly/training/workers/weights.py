@@ -5,7 +5,8 @@
     ipc         same GPU, other process: one staging buffer on the GPU, opened by its CUDA IPC handle once per worker
     broadcast   other GPU or other machine: torch.distributed broadcast in a separate group, gloo on CPUs, NCCL on GPUs
 
-Nothing passes through the disk. A sender runs in a thread of the trainer; `Peer.call` sends a message and waits for the reply.
+Nothing passes through the disk. A sender runs in a thread of the trainer; `Recipient.post` sends a message, and its future
+holds the reply.
 """
 
 from __future__ import annotations
@@ -14,19 +15,17 @@ import contextlib
 import itertools
 import mmap
 import os
-import queue
-import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 import torch.distributed
 
 from ...engines.copies import Bucket
-from ...errors import EngineError
+from ...fleet.bare import machine
 from ...learn.ranks.group import serve_store
 
 dist: Any = torch.distributed
@@ -39,14 +38,21 @@ Layout = list[list[Any]]
 Kind = Literal["memory", "ipc", "broadcast"]
 
 
-class Peer(Protocol):
+class Recipient(Protocol):
     """A worker, seen from the sender's thread."""
 
     @property
     def alive(self) -> bool: ...
 
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What the worker said of its machine."""
+
     def post(self, kind: str, value: Mapping[str, Any]) -> Future[Any]:
         """Send a message. The future holds the reply; it fails if the worker dies."""
+
+
+W = TypeVar("W", bound=Recipient)
 
 
 def layout_of(bucket: Bucket, start: int = 0) -> tuple[Layout, int]:
@@ -126,10 +132,10 @@ class MemorySender:
             end = after
         return end
 
-    def send(self, version: int, peers: Sequence[Peer]) -> Failed:
+    def send(self, version: int, workers: Sequence[Recipient]) -> Failed:
         """Let the workers copy the weights. Returns the live workers that did not, and why. A worker that dies is left out."""
         where = {"how": self.kind, "path": f"/proc/{os.getpid()}/fd/{self._fd}", "size": self._size}
-        loads = Loads(version, peers, where)
+        loads = Loads(version, workers, where)
         for layout in self._layouts:
             loads.hand_out({"layout": layout})
         return loads.end()
@@ -170,9 +176,9 @@ class IpcSender:
         self._numbers = itertools.count(1)
         self._handles: dict[int, dict[str, Any]] = {}
 
-    def send(self, version: int, peers: Sequence[Peer], buckets: Iterable[Bucket]) -> tuple[int, Failed]:
+    def send(self, version: int, workers: Sequence[Recipient], buckets: Iterable[Bucket]) -> tuple[int, Failed]:
         """Hand the weights over. Returns their bytes, and the live workers that did not take them."""
-        loads = Loads(version, peers, {"how": self.kind})
+        loads = Loads(version, workers, {"how": self.kind})
         total = 0
         for bucket in buckets:
             layout, size = layout_of(bucket)
@@ -190,9 +196,9 @@ class IpcSender:
         self._handles.clear()
         self._staging = torch.empty(size, dtype=torch.uint8, device=self._device)
 
-    def _handle(self, peer: Peer) -> dict[str, Any]:
+    def _handle(self, worker: Recipient) -> dict[str, Any]:
         """The handle of the staging buffer for one worker. Each has its own: PyTorch counts the users of a handle."""
-        handle = self._handles.get(id(peer))
+        handle = self._handles.get(id(worker))
         if handle is None:
             from torch.multiprocessing import reductions
 
@@ -201,7 +207,7 @@ class IpcSender:
             _, arguments = share(self._staging)
             # (class, size, stride, offset, storage class, dtype, device, handle, bytes, ...): what comes after the device
             # travels as data; the rest is known for a flat buffer of bytes.
-            handle = self._handles[id(peer)] = {
+            handle = self._handles[id(worker)] = {
                 "number": next(self._numbers),
                 "ipc": list(arguments[7:]),
                 "size": self._staging.numel(),
@@ -223,16 +229,16 @@ class BroadcastSender:
         self._device, self._host, self._timeout_s = device, host, timeout_s
         self._store: Any = None
         self._groups = itertools.count(1)
-        self._members: list[Peer] = []
+        self._members: list[Recipient] = []
         self._group: Any = None
         self._name = ""
 
-    def send(self, version: int, peers: Sequence[Peer], buckets: Callable[[], Iterable[Bucket]]) -> tuple[int, Failed]:
+    def send(self, version: int, workers: Sequence[Recipient], buckets: Callable[[], Iterable[Bucket]]) -> tuple[int, Failed]:
         """Hand the weights over. If a worker dies on the way, the others get them again from the start.
 
         Returns their bytes, and the live workers that did not take them.
         """
-        loads = Loads(version, peers, {"how": self.kind})
+        loads = Loads(version, workers, {"how": self.kind})
         while members := loads.members:
             try:
                 return self._send_to(members, buckets()), loads.end()
@@ -242,9 +248,9 @@ class BroadcastSender:
                     loads.failed |= dict.fromkeys(members, f"the broadcast failed: {error}")
         return 0, loads.failed
 
-    def _send_to(self, members: list[Peer], buckets: Iterable[Bucket]) -> int:
+    def _send_to(self, members: list[Recipient], buckets: Iterable[Bucket]) -> int:
         """Raises RuntimeError if a rank is lost."""
-        joining: list[tuple[Peer, Future[Any]]] = []
+        joining: list[tuple[Recipient, Future[Any]]] = []
         if members != self._members:
             joining = self._regroup(members)
         total = 0
@@ -252,24 +258,25 @@ class BroadcastSender:
             layout, size = layout_of(bucket)
             flat = torch.empty(size, dtype=torch.uint8, device=self._device)
             fill(flat, bucket, layout)
-            parts = [(peer, peer.post("bucket", {"layout": layout, "size": size})) for peer in members]
-            _broadcast(self._group, flat)
+            parts = [(worker, worker.post("bucket", {"layout": layout, "size": size})) for worker in members]
+            broadcast(self._group, flat)
             if failed := _wait([*joining, *parts]):
                 raise RuntimeError(next(iter(failed.values())))
             joining = []
             total += size
-        if not all(peer.alive for peer in members):
+        if not all(worker.alive for worker in members):
             raise RuntimeError("a worker was lost")
         return total
 
-    def _regroup(self, members: list[Peer]) -> list[tuple[Peer, Future[Any]]]:
+    def _regroup(self, members: list[Recipient]) -> list[tuple[Recipient, Future[Any]]]:
         """Make a group of the trainer and these workers. They join it in their own time."""
         if self._store is None:
             self._store = serve_store(self._host)
         self._name, size = f"weights-{next(self._groups)}", len(members) + 1
         where = {"host": self._host, "port": self._store.port, "group": self._name, "of": size, "timeout_s": self._timeout_s}
         joining = [
-            (peer, peer.post("bucket", {"layout": [], "join": {**where, "rank": rank}})) for rank, peer in enumerate(members, 1)
+            (worker, worker.post("bucket", {"layout": [], "join": {**where, "rank": rank}}))
+            for rank, worker in enumerate(members, 1)
         ]
         self._group = make_group(self._store, self._name, 0, size, self._device, self._timeout_s)
         self._members = members
@@ -295,7 +302,7 @@ def make_group(store: Any, name: str, rank: int, size: int, device: torch.device
     return dist.ProcessGroupGloo(own, rank, size, options)
 
 
-def _broadcast(group: Any, flat: torch.Tensor) -> None:
+def broadcast(group: Any, flat: torch.Tensor) -> None:
     options = dist.BroadcastOptions()
     options.rootRank = 0
     group.broadcast([flat], options).wait()
@@ -303,178 +310,87 @@ def _broadcast(group: Any, flat: torch.Tensor) -> None:
         torch.cuda.synchronize(flat.device)
 
 
-def _some_died(members: Sequence[Peer], patience_s: float = 10.0) -> bool:
+def _some_died(members: Sequence[Recipient], patience_s: float = 10.0) -> bool:
     """Whether a worker is found dead soon: a lost rank shows in the group before its silence is noticed."""
     until = time.monotonic() + patience_s
-    while all(peer.alive for peer in members):
+    while all(worker.alive for worker in members):
         if time.monotonic() > until:
             return False
         time.sleep(0.05)
     return True
 
 
-Failed = dict[Peer, str]
+Failed = dict[Recipient, str]
 """Live workers that did not take new weights, and why."""
 
 
 class Loads:
     """One hand-over to several workers: "load" begins it, "bucket" goes on, and `end` waits for all of them."""
 
-    def __init__(self, version: int, peers: Sequence[Peer], how: Mapping[str, Any]) -> None:
+    def __init__(self, version: int, workers: Sequence[Recipient], how: Mapping[str, Any]) -> None:
         self.failed: Failed = {}
-        self._ends = [(peer, peer.post("load", {"version": version, **how})) for peer in peers if peer.alive]
+        self._ends = [(worker, worker.post("load", {"version": version, **how})) for worker in workers if worker.alive]
 
     @property
-    def members(self) -> list[Peer]:
+    def members(self) -> list[Recipient]:
         """The workers that live and have not failed."""
-        return [peer for peer, _ in self._ends if peer.alive and peer not in self.failed]
+        return [worker for worker, _ in self._ends if worker.alive and worker not in self.failed]
 
-    def hand_out(self, part: Mapping[str, Any], own: Callable[[Peer], Mapping[str, Any]] = lambda _: {}) -> None:
+    def hand_out(self, part: Mapping[str, Any], own: Callable[[Recipient], Mapping[str, Any]] = lambda _: {}) -> None:
         """Send a message "bucket" to each worker, with what is its own, and wait until it is copied."""
-        self.failed |= _wait([(peer, peer.post("bucket", {**part, **own(peer)})) for peer in self.members])
+        self.failed |= _wait([(worker, worker.post("bucket", {**part, **own(worker)})) for worker in self.members])
 
     def end(self) -> Failed:
         """Tell the workers that this is all, and wait until they sample from it."""
         self.hand_out({"layout": None})
-        self.failed |= _wait([(peer, end) for peer, end in self._ends if peer not in self.failed])
+        self.failed |= _wait([(worker, end) for worker, end in self._ends if worker not in self.failed])
         return self.failed
 
 
-def _wait(replies: Sequence[tuple[Peer, Future[Any]]]) -> Failed:
+def _wait(replies: Sequence[tuple[Recipient, Future[Any]]]) -> Failed:
     """Wait for the replies. Returns the live workers that reported an error or no reply."""
     failed: Failed = {}
-    for peer, reply in replies:
+    for worker, reply in replies:
         try:
             reply.result(TIMEOUT_S)
         except TimeoutError:
-            failed[peer] = f"it did not take them within {TIMEOUT_S:g} s"
+            failed[worker] = f"it did not take them within {TIMEOUT_S:g} s"
         except Exception as error:  # noqa: BLE001 - whatever its type, it stands for the worker's own
-            if peer.alive:
-                failed[peer] = str(error)
+            if worker.alive:
+                failed[worker] = str(error)
     return failed
 
 
-# ---- the worker's side ---------------------------------------------------------------------------------------------------
+class Senders:
+    """The sender to each worker, made at its first use. `transport` None: it follows from where learner and worker are."""
 
+    def __init__(self, transport: Kind | None, address: str | None) -> None:
+        self._transport, self._address = transport, address or LOOPBACK
+        self._made: dict[Kind, Any] = {}
 
-_groups: dict[str, Any] = {}
-"""The process group that this worker joined last, by name."""
-_mapped: dict[tuple[str, int], torch.Tensor] = {}
-"""The trainer's memory file, by its path and size."""
-_opened: dict[int, torch.Tensor] = {}
-"""The staging buffer on the GPU that was opened last, by its number."""
+    def of(self, workers: Sequence[W], device: torch.device) -> list[tuple[Any, list[W]]]:
+        """The workers by their sender. `device` is that of the learner's weights."""
+        groups: dict[Kind, list[W]] = {}
+        for worker in workers:
+            groups.setdefault(self._transport or _way_to(worker.about, device), []).append(worker)
+        self._made |= {kind: self._make(kind, device) for kind in groups.keys() - self._made.keys()}
+        return [(self._made[kind], some) for kind, some in groups.items()]
 
-
-class Receiver:
-    """The buckets of one version, for `take_weights`. `put` is called as messages arrive.
-
-    Each future that `put` returns is done when the bucket has been copied, that is when the next one is requested.
-    """
-
-    def __init__(self, load: Mapping[str, Any]) -> None:
-        self._how: Kind = load["how"]
-        self._parts: queue.SimpleQueue[tuple[Mapping[str, Any], Future[None]]] = queue.SimpleQueue()
-        self._closed = False
-        self._current: Future[None] | None = None  # of the bucket that is being copied
-        self._device = default_device()
-        self._memory: torch.Tensor | None = None
-        if self._how == "memory":
-            self._memory = _map(load["path"], load["size"])
-
-    def put(self, part: Mapping[str, Any]) -> Future[None]:
-        """Add the message of a bucket."""
-        done: Future[None] = Future()
-        if self._closed:
-            done.set_exception(EngineError("the weights are not being loaded"))
-        else:
-            self._parts.put((part, done))
-        return done
+    def _make(self, kind: Kind, device: torch.device) -> Any:
+        if kind == "memory":
+            return MemorySender()
+        return IpcSender(device) if kind == "ipc" else BroadcastSender(device, self._address)
 
     def close(self) -> None:
-        """Fail what was not copied."""
-        self._closed = True
-        if self._current is not None and not self._current.done():
-            self._current.set_exception(EngineError("the weights could not be copied"))
-        with contextlib.suppress(queue.Empty):
-            while True:
-                _, done = self._parts.get_nowait()
-                done.set_exception(EngineError("the weights are not being loaded"))
-
-    def __iter__(self) -> Iterator[Bucket]:
-        while True:
-            try:
-                part, done = self._parts.get(timeout=TIMEOUT_S)
-            except queue.Empty:
-                raise EngineError(f"no weights came for {TIMEOUT_S:g} s") from None
-            self._current = done
-            if part["layout"] is None:
-                done.set_result(None)
-                return
-            try:
-                if "join" in part:
-                    self._join(part["join"])
-                    done.set_result(None)
-                    continue
-                yield views(self._bytes(part), part["layout"])
-            except RuntimeError as error:
-                # A rank of the group is gone. The trainer makes another group and begins again.
-                if self._how != "broadcast":
-                    raise
-                _groups.clear()
-                done.set_exception(EngineError(f"the broadcast failed: {error}"))
-                continue
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()  # the copy has ended before the sender may overwrite the buffer
-            done.set_result(None)
-
-    def _bytes(self, part: Mapping[str, Any]) -> torch.Tensor:
-        if self._memory is not None:
-            return self._memory
-        if self._how == "ipc":
-            return _open_ipc(part)
-        flat = torch.empty(part["size"], dtype=torch.uint8, device=self._device)
-        if not _groups:
-            raise RuntimeError("the group of the broadcast was lost")
-        _broadcast(next(iter(_groups.values())), flat)
-        return flat
-
-    def _join(self, join: Mapping[str, Any]) -> None:
-        _groups.clear()
-        limit_s = join["timeout_s"]
-        host = socket.gethostbyname(join["host"])
-        store = dist.TCPStore(host, join["port"], is_master=False, timeout=timedelta(seconds=limit_s))
-        group = make_group(store, join["group"], join["rank"], join["of"], self._device, limit_s)
-        _groups[join["group"]] = group
+        for sender in self._made.values():
+            sender.close()
+        self._made.clear()
 
 
-def _map(path: str, size: int) -> torch.Tensor:
-    """A view of the trainer's memory file. It stays mapped: each later version costs no page faults."""
-    if (path, size) not in _mapped:
-        _mapped.clear()
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            _mapped[path, size] = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
-        finally:
-            os.close(file)
-    return _mapped[path, size]
-
-
-def _open_ipc(part: Mapping[str, Any]) -> torch.Tensor:
-    """The staging buffer of the trainer, by its CUDA IPC handle. The last one stays open; an older one is closed."""
-    number = part["number"]
-    if number not in _opened:
-        from torch.multiprocessing import reductions
-
-        _opened.clear()
-        rebuild: Any = reductions.rebuild_cuda_tensor
-        _opened[number] = rebuild(
-            torch.Tensor,
-            (part["size"],),
-            (1,),
-            part["offset"],
-            torch.UntypedStorage,
-            torch.uint8,
-            torch.cuda.current_device(),
-            *part["ipc"],
-        )
-    return _opened[number]
+def _way_to(worker: Mapping[str, Any], device: torch.device) -> Kind:
+    here, there = gpu_identity(device), worker.get("device")
+    if worker.get("machine") != machine() or not MemorySender.works():
+        return "broadcast"
+    if here is not None and here == there and not has_expandable_segments():
+        return "ipc"
+    return "broadcast" if here is not None and there is not None and here != there else "memory"

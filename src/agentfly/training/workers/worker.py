@@ -27,9 +27,9 @@ from ...build import build_agent, build_plan
 from ...config import Config
 from ...engines import engine_options
 from ...engines.options import CACHE_SIZES
-from ...engines.prompt import Probe
+from ...engines.prompt import ProbeAnswer
 from ...errors import ConfigError, EngineError
-from ...fleet.link import Connection, Message
+from ...fleet.link import Connection, LinkMessage
 from ...protocols import PreparedEngine
 from ...resources.directory import ServerDirectory
 from ...resources.rpc.frames import MAX_ERROR_TEXT
@@ -55,7 +55,7 @@ class RolloutWorker:
         self.stopped = asyncio.Event()
         self.connection = Connection(ticket, self.receive)
         self.activities = Activities()
-        self.hosts = ServerDirectory()
+        self.directory = ServerDirectory()
         self.resources = AsyncExitStack()
         self.agent: BaseAgent | None = None
         self.plan: Plan | None = None
@@ -63,19 +63,19 @@ class RolloutWorker:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._openings: OrderedDict[str, Opening] = OrderedDict()
 
-    def receive(self, message: Message) -> None:
+    def receive(self, message: LinkMessage) -> None:
         """In the thread of the connection."""
         self.loop.call_soon_threadsafe(self.handle, message)
 
-    def handle(self, message: Message) -> None:
+    def handle(self, message: LinkMessage) -> None:
         if message.kind == "cancel":
             if (task := self._tasks.get(message.id)) is not None:
                 task.cancel()
         elif message.kind == "mark":
             if self.plan is not None and self.plan.manager is not None:
                 self.plan.manager.mark()
-        elif message.kind == "hosts":
-            self.hosts.take(message.value)
+        elif message.kind == "directory":
+            self.directory.take(message.value)
         elif message.kind == "stop":
             self.stopped.set()
         else:
@@ -83,7 +83,7 @@ class RolloutWorker:
             self._tasks[message.id] = task
             task.add_done_callback(lambda _: self._tasks.pop(message.id, None))
 
-    async def answer(self, message: Message) -> None:
+    async def answer(self, message: LinkMessage) -> None:
         """Do what a message asks for, and reply with the value or the exception."""
         try:
             work: Coroutine[Any, Any, Any] = getattr(self, f"do_{message.kind}")(message.value)
@@ -117,12 +117,11 @@ class RolloutWorker:
         self.resources.enter_context(fewer_collections())
         most = config.rollout.max_concurrency
         each = None if most is None else -(-most // share[1])
-        hosts = None
-        if value.get("hosts") is not None:
-            self.hosts.take(value["hosts"])
-            hosts = self.hosts
-        opened = await self.resources.enter_async_context(open_environments(agent, plan, each, share=share, hosts=hosts))
-        self.plan = replace(opened, activities=self.activities)
+        if addresses := value.get("directory"):
+            self.directory.take(addresses)
+        directory = self.directory if addresses else None
+        opening = open_environments(agent, plan, each, share=share, directory=directory)
+        self.plan = replace(await self.resources.enter_async_context(opening), activities=self.activities)
         return {"capacity": self._limit(), "device": device_of(engine), "stats": self._stats()}
 
     async def do_chain(self, value: Mapping[str, Any]) -> list[Any]:
@@ -154,7 +153,7 @@ class RolloutWorker:
         if value["how"] == "none":
             engine.publish(value["version"])
             return self._stats()
-        from .weights import Receiver
+        from .weight_receiver import Receiver
 
         self.receiver = receiver = Receiver(value)
         try:
@@ -179,19 +178,19 @@ class RolloutWorker:
         engine: Any = self._ready().engine
         ids, sampling = value["ids"], _sampling(value["sampling"])
         if hasattr(engine, "ask"):
-            probe: Probe = await asyncio.to_thread(engine.ask, ids, sampling)
+            probe: ProbeAnswer = await asyncio.to_thread(engine.ask, ids, sampling)
             return [probe.scores, probe.reply]
         from ...engines.copies import score_ids
 
         scores = await asyncio.to_thread(score_ids, engine.model, ids)
         return [scores, await engine.generate(Request(list(ids), sampling, session="probe"))]
 
-    async def do_rest(self, _: Any) -> None:
+    async def do_rest(self, _: object) -> None:
         """Free device memory for the learner until the next weights."""
         engine: Any = self._ready().engine
         await asyncio.to_thread(engine.rest)
 
-    async def do_figures(self, _: Any) -> dict[str, float]:
+    async def do_figures(self, _: object) -> dict[str, float]:
         """The figures of the environments since the last "mark"."""
         manager = self._ready().manager
         return {} if manager is None else manager.step_metrics()
@@ -285,7 +284,7 @@ def _sees_gpu(options: Mapping[str, Any]) -> bool:
     return torch.cuda.is_available()
 
 
-def device_of(engine: Any) -> str | None:
+def device_of(engine: object) -> str | None:
     """The identity of the GPU that an engine samples on, or None."""
     if "torch" not in sys.modules:
         return None

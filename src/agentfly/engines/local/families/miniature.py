@@ -7,6 +7,8 @@ a few tokens long there, so that a short text reaches beyond them. The weights a
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
 
 MAX_WEIGHTS = 200_000_000
 MAX_LAYERS = 6
-UNIFORM = ("mamba", "mamba2", "falcon_mamba", "xlstm", "rwkv")
-"""Families whose layers are all alike and slow: two of them show what six do."""
 REACH = 4
 """Tokens that a window or a selection of a miniature holds."""
 
@@ -36,6 +36,17 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 _CHOSEN = ("num_experts_per_tok", "moe_topk", "top_k_experts", "moe_k", "num_selected_experts", "moe_top_k")
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
 _KEYS = ("num_key_value_heads", "num_kv_heads", "num_global_key_value_heads", "multi_query_group_num")
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread. Those of torch wait for each other at every small product, for minutes beside other programs."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(count)
 
 
 def make_miniature(config: Any, max_context: int | None = None) -> Any:
@@ -87,7 +98,7 @@ def _smaller(text: Any, shrinks: bool, max_context: int | None) -> dict[str, Any
     kinds: dict[str, int] = {}
     for at, kind in enumerate(zip(*lists.values(), strict=True)):
         kinds.setdefault(repr(kind), at)
-    layers_at = sorted({0, 1, *kinds.values()} if lists else range(min(count, 2 if text.model_type in UNIFORM else MAX_LAYERS)))
+    layers_at = sorted({0, 1, *kinds.values()} if lists else range(min(count, MAX_LAYERS)))
     layers_at = layers_at[:MAX_LAYERS]
     values |= {name: [value[at] for at in layers_at] for name, value in lists.items()}
     values |= {name: len(layers_at) for name in ("num_hidden_layers", "n_layer", "num_layers") if name in values}

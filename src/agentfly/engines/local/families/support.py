@@ -13,7 +13,7 @@ import torch
 
 from ....errors import ConfigError
 from ..replica import check_paged_replica, check_replica, make_replica
-from .miniature import make_miniature
+from .miniature import make_miniature, one_thread
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -93,6 +93,7 @@ def why_not_trained(text: Any, max_context: int | None) -> str | None:
 _tried: dict[tuple[str, int | None], dict[str, str | None]] = {}
 
 
+@one_thread()
 def try_family(key: str, text: object, max_context: int | None) -> dict[str, str | None]:
     """Why the miniature of a config cannot be "trained" and "sampled"; None each if it can, or if there is no miniature."""
     if (key, max_context) not in _tried:

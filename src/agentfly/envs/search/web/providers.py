@@ -163,7 +163,7 @@ class WebSearch:
         self._limit = RateLimit(rate or self._row.rate)
         self._cache: Cache | None = open_cache(cache, ttl_s)
         self._in_flight: dict[str, SharedRequest] = {}
-        self._known: OrderedDict[str, Passage] = OrderedDict()
+        self._by_id: OrderedDict[str, Passage] = OrderedDict()
         self.requests = self.remembered = 0
 
     def __repr__(self) -> str:
@@ -175,7 +175,7 @@ class WebSearch:
         return [[Hit(passage, 1 / rank) for rank, passage in enumerate(passages, 1)] for passages in results]
 
     async def get(self, id: str) -> Passage | None:  # noqa: A002
-        return self._known.get(id)
+        return self._by_id.get(id)
 
     async def close(self) -> None:
         tasks = [request.task for request in self._in_flight.values() if request.task is not None]
@@ -210,10 +210,10 @@ class WebSearch:
         finally:
             request.users -= 1
         for passage in passages:
-            self._known[passage.id] = passage
-            self._known.move_to_end(passage.id)
-        while len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
+            self._by_id[passage.id] = passage
+            self._by_id.move_to_end(passage.id)
+        while len(self._by_id) > MAX_KNOWN:
+            self._by_id.popitem(last=False)
         return passages
 
     def _finished(self, key: str, task: asyncio.Task[list[Passage]]) -> None:

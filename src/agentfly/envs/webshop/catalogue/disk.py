@@ -45,7 +45,7 @@ class ProductFile(Sequence[ShopProduct]):
             raise Damaged("the products and their places do not fit together")
         with open(folder / "products.jsonl", "rb") as stream:
             self._text = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        self._kept: OrderedDict[int, ShopProduct] = OrderedDict()
+        self._products: OrderedDict[int, ShopProduct] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -56,15 +56,15 @@ class ProductFile(Sequence[ShopProduct]):
             return [self[each] for each in range(*number.indices(len(self)))]
         number = range(len(self))[number]
         with self._lock:
-            value = self._kept.get(number)
+            value = self._products.get(number)
             if value is not None:
-                self._kept.move_to_end(number)
+                self._products.move_to_end(number)
                 return value
         product = ShopProduct.from_dict(json.loads(self._text[self._starts[number] : self._starts[number + 1]]))
         with self._lock:
-            self._kept[number] = product
-            if len(self._kept) > NUM_KEPT:
-                self._kept.popitem(last=False)
+            self._products[number] = product
+            if len(self._products) > NUM_KEPT:
+                self._products.popitem(last=False)
         return product
 
 

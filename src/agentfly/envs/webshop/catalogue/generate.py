@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...task_sets import read_table
-from ..shop.score import options_hit
 from .products import ShopProduct
 
 NUM_PRODUCTS = 1_280
@@ -122,7 +121,7 @@ def _options(rng: random.Random, kind: Ware) -> dict[str, tuple[str, ...]]:
     for listed in kind.options:
         # "shoe size" and "bed size" are separate lists; the shop calls all of them "size".
         name = "size" if listed.endswith("size") else listed
-        values = [value for value in LISTS["options"][listed] if options_hit([value], {name: value}) == 1]
+        values = LISTS["options"][listed]
         chosen = set(rng.sample(values, rng.randint(2, min(5, len(values)))))
         offered[name] = tuple(value for value in values if value in chosen)
     return offered

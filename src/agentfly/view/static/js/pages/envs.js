@@ -93,7 +93,7 @@ function Limits({ run, limits }) {
       <td class="wrap-anywhere">${each.newest.map((id, index) => html`${index ? ", " : ""}<a key=${id} class="inline-link" href=${runPath(run, "chain", id)}>${clean(id)}</a>`)}</td></tr>`)}</tbody></table></div><//>`;
 }
 
-const NODE_FIGURES = [["samplers", "Samplers"], ["env_hosts", "Environment hosts"], ["chains", "Chains"], ["cpus", "CPUs"]];
+const NODE_FIGURES = [["samplers", "Samplers"], ["env_hosts", "Environment servers"], ["chains", "Chains"], ["cpus", "CPUs"]];
 
 /** The machines of a run over several: the newest figures, and each over the steps. */
 function Nodes({ nodes }) {

@@ -1,10 +1,10 @@
-"""The environment hosts of a run: processes on the nodes of a cluster that lend environments (`env_host_process`).
+"""The environment servers of a run: processes on the nodes of a cluster that lend environments (`env_server_process`).
 
     fleet: connected --"open": kinds--> every kind tried out, listening --> reachable from here --> live
 
 `directory` names the live hosts. It is given to the pools of this process, and in messages to those of the sampler processes
-(`on_change`). The environments on a lost host end, their chains are failures of the world, and the pools start others on the
-hosts that are left. Calls of environments do not pass through this process, nor through Ray.
+(`on_change`). The environments of a lost server end, their chains are failures of the world, and the pools start others on the
+servers that are left. Calls of environments do not pass through this process, nor through Ray.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...config import Config
 from ...errors import ConfigError, EngineError
 from ...fleet.fleet import Fleet, Role
 from ...fleet.launcher import Launcher
-from ...fleet.link import Message
+from ...fleet.link import LinkMessage
 from ...fleet.member import Member, MemberLost
 from ...fleet.node_launcher import NodeLauncher
 from ...fleet.reservation import Share
@@ -36,11 +36,11 @@ from . import on_cluster
 REACH_S = 10.0
 
 
-class HostMember(Member):
-    """One environment host."""
+class ServerMember(Member):
+    """One environment server."""
 
     def __init__(self, index: int, attempt: int) -> None:
-        super().__init__("environment host", index, attempt)
+        super().__init__("environment server", index, attempt)
         self.url = ""
         self.instances = 0
 
@@ -49,16 +49,16 @@ class HostMember(Member):
         return super().name + (f" on node {self.node}" if self.node else "")
 
 
-class EnvHosts(Role[HostMember]):
-    """The environment hosts of a run. `async with EnvHosts(...) as hosts:` returns when all of them are live.
+class EnvServers(Role[ServerMember]):
+    """The environment servers of a run. `async with EnvServers(...) as servers:` returns when all of them are live.
 
     `address` is where the nodes reach this process. `on_change(value)` is called with what `ServerDirectory.take` reads, each
-    time that a host is live or was lost. Raises ConfigError if a kind cannot be used on a node, or no node has room.
+    time that a server is live or was lost. Raises ConfigError if a kind cannot be used on a node, or no node has room.
     """
 
-    kind, noun = "environment host", "environment host"
-    target = "agentfly.training.cluster.env_host_process:serve"
-    consequence = "its environments are replaced on the other hosts"
+    kind, noun = "environment server", "environment server"
+    target = "agentfly.training.cluster.env_server_process:serve"
+    consequence = "its environments are replaced on the other servers"
     packages = ("agentfly",)
     blocked = "a call of an environment with placement 'loop' blocks it"
 
@@ -74,7 +74,7 @@ class EnvHosts(Role[HostMember]):
         note: Callable[[str], None] = lambda _: None,
         on_change: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> None:
-        self.fleet: Fleet[HostMember] = Fleet(
+        self.fleet: Fleet[ServerMember] = Fleet(
             launcher, self, count, health_s=health_s, start_s=READY_S, address=address, note=note
         )
         self.stuck_s, self._on_change = stuck_s, on_change
@@ -87,10 +87,10 @@ class EnvHosts(Role[HostMember]):
         """The directory, for a process that runs chains."""
         return self.directory.to_value(self._losses)
 
-    async def __aenter__(self) -> EnvHosts:
+    async def __aenter__(self) -> EnvServers:
         await self.fleet.__aenter__()
         nodes = {member.node for member in self.fleet.live}
-        self.fleet.note(f"environments ({self._names}): {self.fleet.count} hosts on {len(nodes)} nodes")
+        self.fleet.note(f"environments ({self._names}): {self.fleet.count} servers on {len(nodes)} nodes")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -98,10 +98,10 @@ class EnvHosts(Role[HostMember]):
 
     # ---- fleet.Role
 
-    def member(self, index: int, attempt: int) -> HostMember:
-        return HostMember(index, attempt)
+    def member(self, index: int, attempt: int) -> ServerMember:
+        return ServerMember(index, attempt)
 
-    async def prepare(self, member: HostMember) -> None:
+    async def prepare(self, member: ServerMember) -> None:
         """Have every kind tried out there, and connect once to the address where it lends."""
         try:
             member.url = await member.call("open", {"kinds": self._kinds, "token": self.directory.token})
@@ -123,10 +123,10 @@ class EnvHosts(Role[HostMember]):
                 "between the machines of the cluster"
             ) from None
 
-    def hear(self, member: HostMember, message: Message) -> None:
+    def hear(self, member: ServerMember, message: LinkMessage) -> None:
         member.instances = int(message.value["instances"])
 
-    def lost(self, member: HostMember, why: str) -> None:
+    def lost(self, member: ServerMember, why: str) -> None:
         self._losses[member.name] = why
 
     def changed(self) -> None:
@@ -142,13 +142,13 @@ class EnvHosts(Role[HostMember]):
 
 
 @asynccontextmanager
-async def open_env_hosts(
+async def open_env_servers(
     config: Config,
     agent: RunnableAgent,
     note: Callable[[str], None],
     on_change: Callable[[dict[str, Any]], None] = lambda _: None,
-) -> AsyncIterator[EnvHosts | None]:
-    """The environment hosts that a config asks for; None if it asks for none. Raises ConfigError if they had no effect."""
+) -> AsyncIterator[EnvServers | None]:
+    """The environment servers that a config asks for; None if it asks for none. Raises ConfigError if they had no effect."""
     cluster = config.cluster
     if not cluster.env_hosts:
         yield None
@@ -162,23 +162,23 @@ async def open_env_hosts(
     connected = await asyncio.to_thread(used.__enter__)
     try:
         share = Share(cluster.env_cpus, cluster.env_memory_gib)
-        launcher = NodeLauncher(connected, share, environ=passed, packages=EnvHosts.packages)
+        launcher = NodeLauncher(connected, share, environ=passed, packages=EnvServers.packages)
         own = await asyncio.to_thread(lambda: connected.own)
-        async with EnvHosts(
+        async with EnvServers(
             launcher, kinds, cluster.env_hosts, own.address,
             health_s=cluster.health_s, stuck_s=stuck_s, note=note, on_change=on_change,
-        ) as hosts:  # fmt: skip
-            yield hosts
+        ) as servers:  # fmt: skip
+            yield servers
     finally:
         await asyncio.to_thread(used.__exit__, None, None, None)
 
 
 @asynccontextmanager
-async def open_hosted_environments(
+async def open_served_environments(
     config: Config, agent: RunnableAgent, plan: Plan, note: Callable[[str], None]
 ) -> AsyncIterator[Plan]:
-    """`open_environments` for the chains of this process, with the hosts that the config asks for."""
-    async with open_env_hosts(config, agent, note) as hosts:
-        directory = None if hosts is None else hosts.directory
-        async with open_environments(agent, plan, config.rollout.max_concurrency, hosts=directory) as ready:
+    """`open_environments` for the chains of this process, with the servers that the config asks for."""
+    async with open_env_servers(config, agent, note) as servers:
+        directory = None if servers is None else servers.directory
+        async with open_environments(agent, plan, config.rollout.max_concurrency, directory=directory) as ready:
             yield ready

@@ -18,9 +18,9 @@ def told() -> dict[str, str]:
 @pytest.mark.parametrize(
     ("scenario", "sentence"),
     [
-        ("samplers_hear_of_a_new_host", "sampler processes use the host that takes the place of one that was killed"),
+        ("samplers_hear_of_a_new_server", "sampler processes use the server that takes the place of one that was killed"),
         ("nodes_killed_and_frozen", "killed and frozen nodes are noticed within ten seconds, and the training goes on"),
     ],
 )
-def test_environment_hosts(told: dict[str, str], scenario: str, sentence: str) -> None:
+def test_environment_servers(told: dict[str, str], scenario: str, sentence: str) -> None:
     assert told[scenario] == "", sentence

@@ -1,4 +1,4 @@
-"""The driver of environment hosts, with processes of this machine in place of a cluster's nodes."""
+"""The driver of environment servers, with processes of this machine in place of a cluster's nodes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from agentfly.fleet.node_launcher import NodeLauncher
 from agentfly.resources import ResourceManager, spec_of
 from agentfly.resources.backends.http import on_servers
 from agentfly.resources.directory import ServerDirectory
-from agentfly.training.cluster.env_hosts import EnvHosts
+from agentfly.training.cluster.env_servers import EnvServers
 
-from .test_env_hosts import run, until
+from .test_env_servers import run, until
 from .worlds import Board, Worker, task
 
 WAIT_S = 120
@@ -39,12 +39,12 @@ class LocalNode:
 
 
 class LocalProcess:
-    def __init__(self, host: LocalHost, popen: subprocess.Popen[bytes]) -> None:
-        self.host, self.popen, self.node = host, popen, host.node.name
+    def __init__(self, reservation: LocalReservation, popen: subprocess.Popen[bytes]) -> None:
+        self.reservation, self.popen, self.node = reservation, popen, reservation.node.name
 
     def ended(self) -> str | None:
-        if self.host.lost is not None:
-            return f"with its node {self.node} ({self.host.lost})"
+        if self.reservation.lost is not None:
+            return f"with its node {self.node} ({self.reservation.lost})"
         code = self.popen.poll()
         return None if code is None else f"(exit code {code})"
 
@@ -54,8 +54,8 @@ class LocalProcess:
             self.popen.wait(10)
 
 
-class LocalHost:
-    """A host whose node is this machine."""
+class LocalReservation:
+    """A reservation whose node is this machine."""
 
     def __init__(self, name: str, node: LocalNode, about: Mapping[str, Any]) -> None:
         self.name, self.node, self.about = name, node, dict(about)
@@ -91,16 +91,16 @@ class LocalCluster:
     """As many nodes as are asked for. `room` False: no node is free now."""
 
     own: LocalNode = field(default_factory=lambda: LocalNode("own", "own"))
-    hosts: list[LocalHost] = field(default_factory=list)
+    reservations: list[LocalReservation] = field(default_factory=list)
     about: dict[str, Any] = field(default_factory=dict)
     room: bool = True
     lock: Any = field(default_factory=threading.Lock)
 
-    def reserve(self, name: str, share: Any, *, avoid: Collection[str] = (), timeout_s: float = 60.0) -> LocalHost:
+    def reserve(self, name: str, share: Any, *, avoid: Collection[str] = (), timeout_s: float = 60.0) -> LocalReservation:
         with self.lock:
             if not self.room:
                 raise EngineError(f"no node is free for {name}")
-            number = len(self.hosts)
+            number = len(self.reservations)
             about = {
                 "python": sys.executable,
                 "path": [str(Path(__file__).parents[2]), *sys.path],
@@ -110,21 +110,26 @@ class LocalCluster:
                 "folder": os.getcwd(),
                 **self.about,
             }
-            self.hosts.append(LocalHost(name, LocalNode(f"id-{number}", f"n{number}"), about))
-            return self.hosts[-1]
+            self.reservations.append(LocalReservation(name, LocalNode(f"id-{number}", f"n{number}"), about))
+            return self.reservations[-1]
 
     def note(self, sentence: str) -> None: ...
     def doubt(self, node: LocalNode) -> None: ...
     def suspect(self, node: LocalNode) -> None: ...
 
     def pids(self) -> list[int]:
-        return [process.popen.pid for host in self.hosts for process in host.processes if process.popen.poll() is None]
+        return [
+            process.popen.pid
+            for reservation in self.reservations
+            for process in reservation.processes
+            if process.popen.poll() is None
+        ]
 
 
-def env_hosts(cluster: LocalCluster, spec: Any, count: int, **settings: Any) -> EnvHosts:
+def env_servers(cluster: LocalCluster, spec: Any, count: int, **settings: Any) -> EnvServers:
     share: Any = None
     launcher = NodeLauncher(cluster, share)  # type: ignore[arg-type]
-    return EnvHosts(launcher, [spec], count, "127.0.0.1", **settings)
+    return EnvServers(launcher, [spec], count, "127.0.0.1", **settings)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
@@ -134,9 +139,9 @@ def test_a_host_that_dies_is_placed_again_and_every_process_hears_of_it(how: sig
     other = ServerDirectory()  # of another process that runs chains
 
     async def main() -> None:
-        hosts = env_hosts(cluster, spec, 2, health_s=2.0, note=notes.append, on_change=other.take)
-        async with hosts, ResourceManager(None, on_servers(spec, hosts.directory)) as manager:
-            assert list(other.counts) == list(hosts.directory.counts)
+        servers = env_servers(cluster, spec, 2, health_s=2.0, note=notes.append, on_change=other.take)
+        async with servers, ResourceManager(None, on_servers(spec, servers.directory)) as manager:
+            assert list(other.counts) == list(servers.directory.counts)
             leases = [await manager.acquire([Board], task(number), f"chain {number}") for number in range(6)]
             calls = [asyncio.ensure_future(lease[Board].linger(60)) for lease in leases]
             await until(lambda: all(lease.handles["Board"].busy for lease in leases))
@@ -145,20 +150,20 @@ def test_a_host_that_dies_is_placed_again_and_every_process_hears_of_it(how: sig
             await until(lambda: sum(call.done() for call in calls) == 3)
             told = {str(call.exception()) for call in calls if call.done()}
             assert all(isinstance(call.exception(), WorldError) for call in calls if call.done())
-            assert all("environment host" in text for text in told)
+            assert all("environment server" in text for text in told)
             for call in calls:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
             for lease in leases:
                 await lease.release()
-            await until(lambda: hosts.fleet.restarts == 1 and len(hosts.fleet.live) == 2)
-            assert list(other.counts) == list(hosts.directory.counts)
+            await until(lambda: servers.fleet.restarts == 1 and len(servers.fleet.live) == 2)
+            assert list(other.counts) == list(servers.directory.counts)
             assert victim not in cluster.pids()
             again = [await manager.acquire([Board], task(number), f"again {number}") for number in range(6)]
-            assert min(hosts.directory.counts.values()) >= 1
+            assert min(servers.directory.counts.values()) >= 1
             for lease in again:
                 await lease.release()
-            assert hosts.fleet.restarts == 1
+            assert servers.fleet.restarts == 1
             assert manager.holders() == {}
         assert cluster.pids() == []
         assert list(other.counts) == []
@@ -173,7 +178,7 @@ def test_a_kind_that_a_node_cannot_import_is_refused_before_the_first_chain(tmp_
 
     async def main() -> None:
         with pytest.raises(ConfigError, match=r"node n\d: .*tests"):
-            async with env_hosts(cluster, spec_of(Board), 2):
+            async with env_servers(cluster, spec_of(Board), 2):
                 pass
         assert cluster.pids() == []
 
@@ -185,7 +190,7 @@ def test_a_node_without_agentfly_is_named() -> None:
 
     async def main() -> None:
         with pytest.raises(ConfigError, match=r"node n0 has no AgentFly"):
-            async with env_hosts(cluster, spec_of(Board), 1):
+            async with env_servers(cluster, spec_of(Board), 1):
                 pass
 
     run(main)
@@ -196,17 +201,17 @@ def test_without_any_host_the_run_stops_with_a_sentence_and_not_with_lost_chains
 
     async def main() -> None:
         async with (
-            env_hosts(cluster, spec, 1, health_s=0.5) as hosts,
-            ResourceManager(None, on_servers(spec, hosts.directory)) as manager,
+            env_servers(cluster, spec, 1, health_s=0.5) as servers,
+            ResourceManager(None, on_servers(spec, servers.directory)) as manager,
         ):
-            hosts.fleet.start_took_s = 0.0
-            cluster.room, cluster.hosts[0].lost = False, "the node died"
+            servers.fleet.start_took_s = 0.0
+            cluster.room, cluster.reservations[0].lost = False, "the node died"
             os.kill(cluster.pids()[0], signal.SIGKILL)
-            await until(lambda: not hosts.fleet.live)
-            with pytest.raises(ConfigError, match="no environment host has lived"):
+            await until(lambda: not servers.fleet.live)
+            with pytest.raises(ConfigError, match="no environment server has lived"):
                 await manager.acquire([Board], task(1), "a", WAIT_S)
             cluster.room = True
-            await until(lambda: bool(hosts.fleet.live))
+            await until(lambda: bool(servers.fleet.live))
             async with manager.lease([Board], task(1), "b", WAIT_S) as lease:
                 assert await lease[Board].write("x") == 1
 
@@ -217,10 +222,10 @@ def test_the_loss_of_a_node_counts_as_the_loss_of_its_host_though_the_connection
     spec, cluster = spec_of(Worker, max=2), LocalCluster()
 
     async def main() -> None:
-        async with env_hosts(cluster, spec, 1) as hosts:
-            (before,) = hosts.directory.counts
-            cluster.hosts[0].lost = "was silent for 6.1 s"
-            await until(lambda: len(hosts.fleet.live) == 1 and hosts.fleet.restarts == 1)
-            assert list(hosts.directory.counts) != [before]
+        async with env_servers(cluster, spec, 1) as servers:
+            (before,) = servers.directory.counts
+            cluster.reservations[0].lost = "was silent for 6.1 s"
+            await until(lambda: len(servers.fleet.live) == 1 and servers.fleet.restarts == 1)
+            assert list(servers.directory.counts) != [before]
 
     run(main)

@@ -1,4 +1,4 @@
-"""What runs in the process of an environment host: it lends instances through `resources.rpc.env_server`.
+"""What runs in the process of an environment server: it lends instances through `resources.rpc.env_server`.
 
     hello --> "open" {kinds, token}: try out every kind, listen --> reply: the address --> lend, "status" {instances} --> "stop"
 
@@ -8,13 +8,12 @@ The status is sent by the event loop, so an environment that blocks it does not 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from ...fleet.link import Connection, Message
+from ...fleet.link import connect, is_stopped
 from ...resources.rpc.env_server import EnvServer
 from ...resources.rpc.served_kind import kind_from
 
@@ -28,10 +27,7 @@ def serve(ticket: Mapping[str, Any]) -> None:
 
 
 async def _serve(ticket: Mapping[str, Any]) -> None:
-    loop = asyncio.get_running_loop()
-    inbox: asyncio.Queue[Message] = asyncio.Queue()
-    connection = Connection(ticket, lambda message: loop.call_soon_threadsafe(inbox.put_nowait, message))
-    connection.start()
+    connection, inbox = connect(ticket)
     opening = await inbox.get()
     if opening.kind == "stop":
         return
@@ -39,12 +35,9 @@ async def _serve(ticket: Mapping[str, Any]) -> None:
         kinds = [kind_from(value) for value in opening.value["kinds"]]
         async with EnvServer(kinds, most=None, host=ticket["here"], token=opening.value["token"]) as server:
             connection.send("reply", opening.id, server.url)
-            stopped = False
-            while not stopped:
+            connection.send("status", 0, {"instances": server.lent})
+            while not await is_stopped(inbox, STATUS_S):
                 connection.send("status", 0, {"instances": server.lent})
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(STATUS_S):
-                        stopped = (await inbox.get()).kind == "stop"
     except Exception as error:  # noqa: BLE001 - the trainer raises it, and ends this process
         connection.send("error", opening.id, [type(error).__name__, str(error), traceback.format_exc()])
         await inbox.get()

@@ -1,4 +1,4 @@
-"""What runs in the process beside a rank on another node: it starts the rank, and tells the supervisor how it is.
+"""The parent process of a rank on another node: it starts the rank, and tells the supervisor how it is.
 
     hello --> "open" {rank, arguments, folder, environ} --> reply
           --> "said" text, "status" {frozen} every second, "ended" status --> "stop"
@@ -16,23 +16,20 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ...fleet.link import Connection, Message
+from ...fleet.link import Connection, connect, is_stopped
 from .process import BEAT_S, FROZEN, QUIET, interface_variables, start_rank
 
 LOOK_S = 0.2
 
 
 def serve(ticket: Mapping[str, Any]) -> None:
-    """Keep the rank until the supervisor says "stop". Does not return."""
+    """Run the rank until the supervisor says "stop". Does not return."""
     asyncio.run(_serve(ticket))
     os._exit(0)
 
 
 async def _serve(ticket: Mapping[str, Any]) -> None:
-    loop = asyncio.get_running_loop()
-    inbox: asyncio.Queue[Message] = asyncio.Queue()
-    connection = Connection(ticket, lambda message: loop.call_soon_threadsafe(inbox.put_nowait, message))
-    connection.start()
+    connection, inbox = connect(ticket)
     opening = await inbox.get()
     if opening.kind == "stop":
         return
@@ -63,12 +60,8 @@ async def _serve(ticket: Mapping[str, Any]) -> None:
             if time.monotonic() - last >= BEAT_S:
                 last = time.monotonic()
                 connection.send("status", 0, {"frozen": rank.why_lost() == FROZEN})
-            try:
-                async with asyncio.timeout(LOOK_S):
-                    if (await inbox.get()).kind == "stop":
-                        return
-            except TimeoutError:
-                continue
+            if await is_stopped(inbox, LOOK_S):
+                return
         pass_on(output, connection)
         connection.send("ended", 0, rank.status)
         while (await inbox.get()).kind != "stop":

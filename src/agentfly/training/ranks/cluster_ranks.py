@@ -1,10 +1,10 @@
 """Learner ranks over the nodes of a Ray cluster: rank 0 beside the supervisor, the others where there is room.
 
     supervisor --- socket --- rank 0, on the driver's node
-               --- fleet ---- keeper --- rank n, on the node of its host      (`ranks.keeper`)
+               --- fleet ---- parent --- rank n, on another node          (`ranks.rank_parent`)
 
 Ray reserves a share of a node for each rank. Commands and gradients go over the ranks' own connections. The supervisor is not
-asynchronous: the fleet of keepers has a thread with an event loop.
+asynchronous: the fleet of parents has a thread with an event loop.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from ...config import Config
 from ...engines import engine_options
 from ...errors import ConfigError, EngineError, RankError
 from ...fleet.fleet import Fleet, Role
-from ...fleet.link import Message
+from ...fleet.link import LinkMessage
 from ...fleet.member import Member
 from ...fleet.node_launcher import check_node, check_reach, run_on
 from ...fleet.ray_cluster import Cluster
 from ...fleet.reservation import Node, NodeProcess, Reservation, Share
-from ..ranks.process import FROZEN, QUIET, SILENT_UNSEEN_S, Rank, free_port, interface_variables, start_here, why_ended
-from .checks import check_files, check_room, shares_of
+from ..cluster.checks import check_files, check_room, shares_of
+from .process import FROZEN, QUIET, SILENT_UNSEEN_S, Rank, free_port, interface_variables, start_here, why_ended
 
 T = TypeVar("T")
 STOPPED = "was stopped"
-PLACE_S, PLACE_AGAIN_S = 60.0, 180.0
+RESERVE_S, RESERVE_AGAIN_S = 60.0, 180.0
 """Seconds in which all ranks must find room: at the start, and after a loss, when a node may be replaced."""
 PASSED_ON = (
     "AGENTFLY_", "CUBLAS_", "GLOO_", "HF_", "HUGGINGFACE_", "NCCL_", "OMP_", "PYTHONPATH", "PYTORCH_", "TOKENIZERS_", "TORCH",
@@ -45,7 +45,7 @@ PASSED_ON = (
 
 
 class RankMember(Member):
-    """The keeper of a rank on another node, and what it told of the rank."""
+    """The parent process of a rank on another node, and what it said of the rank."""
 
     def __init__(self, index: int, attempt: int) -> None:
         super().__init__("rank", index, attempt)
@@ -58,11 +58,11 @@ class RankMember(Member):
         return f"rank {self.index + 1}"
 
 
-class KeeperRole(Role[RankMember]):
-    """The keepers of the ranks on other nodes. `orders` is what each is told to start, rank 1 first."""
+class RankRole(Role[RankMember]):
+    """The parent processes of the ranks on other nodes. `orders` is what each is told to start, rank 1 first."""
 
-    kind, noun = "rank", "keeper of a rank"
-    target = "agentfly.training.ranks.keeper:serve"
+    kind, noun = "rank", "parent of a rank"
+    target = "agentfly.training.ranks.rank_parent:serve"
     consequence = "all ranks are started again"
     restarts = False
     stuck_s = SILENT_UNSEEN_S
@@ -76,7 +76,7 @@ class KeeperRole(Role[RankMember]):
     async def prepare(self, member: RankMember) -> None:
         await member.call("open", self._orders[member.index])
 
-    def hear(self, member: RankMember, message: Message) -> None:
+    def hear(self, member: RankMember, message: LinkMessage) -> None:
         if message.kind == "status":
             member.frozen = message.value["frozen"]
         elif message.kind == "said":
@@ -94,7 +94,7 @@ def show(member: RankMember, lines: Sequence[str]) -> None:
 
 
 class RemoteRank:
-    """A rank on another node, for the supervisor. `kill` ends its keeper, which ends the rank."""
+    """A rank on another node, for the supervisor. `kill` ends its parent process, which ends the rank."""
 
     def __init__(self, member: RankMember, kill: Callable[[], Any]) -> None:
         self.number, self._member, self._kill = member.index + 1, member, kill
@@ -123,20 +123,20 @@ class RemoteRank:
         self._kill()
 
 
-class PlacedLauncher:
-    """Starts each process on a host that was placed before, the first on the first."""
+class ReservedLauncher:
+    """Starts each process in a share that was reserved before, the first in the first."""
 
     takes_long = True
 
-    def __init__(self, hosts: Sequence[Reservation]) -> None:
-        self._hosts = hosts
+    def __init__(self, reservations: Sequence[Reservation]) -> None:
+        self._reservations = reservations
 
     def start(self, index: int, ticket: Mapping[str, Any]) -> NodeProcess:
-        check_reach(self._hosts[index], ticket["address"])
-        return run_on(self._hosts[index], ticket, {})
+        check_reach(self._reservations[index], ticket["address"])
+        return run_on(self._reservations[index], ticket, {})
 
     def close(self) -> None:
-        """The hosts are closed by `ClusterRanks.release`."""
+        """The reservations are closed by `ClusterRanks.release`."""
 
 
 class ClusterRanks:
@@ -149,7 +149,7 @@ class ClusterRanks:
         gpus = own.gpus >= 1 if device is None else str(device).startswith("cuda")
         self._share = Share(config.learner.cpus, config.learner.memory_gib, float(gpus))
         self._own: Reservation | None = None
-        self._hosts: list[Reservation] = []
+        self._reservations: list[Reservation] = []
         self._avoid: set[str] = set()
         self._attempts = 0
         self._fleet: Fleet[RankMember] | None = None
@@ -183,31 +183,31 @@ class ClusterRanks:
         if self._attempts == 1:
             alive = [node for node in self._cluster.nodes() if node.alive]
             check_ranks(alive, self._cluster.own, self._share, self._config)
-        self._place()
+        self._reserve()
         try:
             self._check_nodes(arguments)
             return self._start(arguments)
-        except EngineError as error:  # a host was lost
+        except EngineError as error:  # a node was lost
             raise RankError(str(error)) from error
 
     def release(self) -> None:
-        """End the hosts of the other ranks, all at once. The share of rank 0 stays reserved."""
+        """Release the shares of the other ranks, all at once. The share of rank 0 stays reserved."""
         if self._fleet is not None:
             lost = [member.index for member in self._fleet.members if not member.alive and member.ended.result() != STOPPED]
-            self._avoid |= {self._hosts[index].node.id for index in lost}
+            self._avoid |= {self._reservations[index].node.id for index in lost}
             self._do(self._fleet.close())
             self._fleet = None
-        self._avoid |= {host.node.id for host in self._hosts if host.lost is not None}
-        closing = [threading.Thread(target=host.close, daemon=True) for host in self._hosts]
+        self._avoid |= {reservation.node.id for reservation in self._reservations if reservation.lost is not None}
+        closing = [threading.Thread(target=reservation.close, daemon=True) for reservation in self._reservations]
         for thread in closing:
             thread.start()
         for thread in closing:
             thread.join(3.0)
-        self._hosts = []
+        self._reservations = []
 
-    def _place(self) -> None:
+    def _reserve(self) -> None:
         """Reserve a share for every rank, in the order of nodes. Raises EngineError if one finds no room in time."""
-        until = time.monotonic() + (PLACE_S if self._attempts == 1 else PLACE_AGAIN_S)
+        until = time.monotonic() + (RESERVE_S if self._attempts == 1 else RESERVE_AGAIN_S)
         if self._own is None or self._own.lost is not None:
             self._own = self._cluster.reserve(
                 "rank 0", self._share, only=self._cluster.own.id, timeout_s=until - time.monotonic()
@@ -215,15 +215,15 @@ class ClusterRanks:
         own = self._own.node.id
         for number in range(1, self._config.learner.ranks):
             left_s = max(1.0, until - time.monotonic())
-            self._hosts.append(self._cluster.reserve(f"rank {number}", self._share, avoid=self._avoid, timeout_s=left_s))
-        self._hosts.sort(key=lambda host: (host.node.id != own, host.node.name))
+            self._reservations.append(self._cluster.reserve(f"rank {number}", self._share, avoid=self._avoid, timeout_s=left_s))
+        self._reservations.sort(key=lambda reservation: (reservation.node.id != own, reservation.node.name))
 
     def _start(self, arguments: Sequence[str]) -> list[Rank]:
         own = self._cluster.own
         assert self._own is not None
-        places = places_of([self._own, *self._hosts])
+        variables = variables_of([self._own, *self._reservations])
         common = {
-            "WORLD_SIZE": f"{len(places)}",
+            "WORLD_SIZE": f"{len(variables)}",
             "MASTER_ADDR": own.address,
             "MASTER_PORT": f"{free_port(own.address)}",
         }
@@ -235,21 +235,21 @@ class ClusterRanks:
                 "rank": number,
                 "arguments": list(arguments),
                 "folder": os.getcwd(),
-                "environ": {**passed_on, **common, **place, "RANK": f"{number}"},
+                "environ": {**passed_on, **common, **of_rank, "RANK": f"{number}"},
             }
-            for number, place in enumerate(places[1:], start=1)
+            for number, of_rank in enumerate(variables[1:], start=1)
         ]
-        fleet = self._do(self._open(KeeperRole(orders), own.address))
+        fleet = self._do(self._open(RankRole(orders), own.address))
         ranks: list[Rank] = [RemoteRank(member, partial(self._end, fleet, member)) for member in fleet.members]
-        environ = {**QUIET, **interface_variables(own.address), **os.environ, **common, **places[0]}
+        environ = {**QUIET, **interface_variables(own.address), **os.environ, **common, **variables[0]}
         ranks.insert(0, start_here(0, arguments, environ))
         self._note(f"{len(ranks)} ranks of the learner on {self._describe()}")
         return ranks
 
-    async def _open(self, role: KeeperRole, address: str) -> Fleet[RankMember]:
+    async def _open(self, role: RankRole, address: str) -> Fleet[RankMember]:
         health_s, note = self._config.cluster.health_s, self._note
         fleet: Fleet[RankMember] = Fleet(
-            PlacedLauncher(self._hosts), role, len(self._hosts), health_s=health_s, address=address, note=note
+            ReservedLauncher(self._reservations), role, len(self._reservations), health_s=health_s, address=address, note=note
         )
         self._fleet = fleet
         return await fleet.__aenter__()
@@ -262,22 +262,22 @@ class ClusterRanks:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _describe(self) -> str:
-        names = [self._cluster.own.name, *(host.node.name for host in self._hosts)]
+        names = [self._cluster.own.name, *(reservation.node.name for reservation in self._reservations)]
         return ", ".join(f"node {name} ({names.count(name)})" for name in dict.fromkeys(names))
 
     # -- before the ranks start ----------------------------------------------------------------------------------------------
 
     def _check_nodes(self, arguments: Sequence[str]) -> None:
         """Raises ConfigError if a node cannot take part, EngineError if it does not answer."""
-        hosts = list({host.node.id: host for host in self._hosts}.values())
-        for host in hosts:
-            check_node(host)
-            check_files(host, self._config)
-        check_folders(hosts, arguments, self._config)
+        reservations = list({reservation.node.id: reservation for reservation in self._reservations}.values())
+        for reservation in reservations:
+            check_node(reservation)
+            check_files(reservation, self._config)
+        check_folders(reservations, arguments, self._config)
 
 
 def check_ranks(nodes: Sequence[Node], own: Node, share: Share, config: Config) -> None:
-    """Raises ConfigError if the nodes could not hold the ranks and the run's other hosts even if they were empty."""
+    """Raises ConfigError if the nodes could not hold the ranks and the run's other processes even if they were empty."""
     if not own.fits(share):
         raise ConfigError(
             f"rank 0 runs on the node of this process, {own.name}, which has no {share}: start `agentfly train` on a node that "
@@ -287,21 +287,21 @@ def check_ranks(nodes: Sequence[Node], own: Node, share: Share, config: Config) 
     check_room(nodes, ranks + shares_of(config, nodes))
 
 
-def places_of(hosts: Sequence[Reservation]) -> list[dict[str, str]]:
-    """The environment variables of each rank on its node; `hosts` holds rank 0's share first.
+def variables_of(reservations: Sequence[Reservation]) -> list[dict[str, str]]:
+    """The environment variables of each rank on its node; `reservations` holds rank 0's share first.
 
     All ranks of a node see the GPUs of all of them, as NCCL wants it, and use that of their local rank.
     """
     environments: list[dict[str, str]] = []
-    for place, host in enumerate(hosts):
-        beside = [each for each in hosts if each.node.id == host.node.id]
-        local = sum(each.node.id == host.node.id for each in hosts[:place])
+    for number, reservation in enumerate(reservations):
+        beside = [each for each in reservations if each.node.id == reservation.node.id]
+        local = sum(each.node.id == reservation.node.id for each in reservations[:number])
         gpus = ",".join(gpu for each in beside for gpu in each.about.get("gpus", []))
         environments.append({"LOCAL_RANK": f"{local}", "LOCAL_WORLD_SIZE": f"{len(beside)}", "CUDA_VISIBLE_DEVICES": gpus})
     return environments
 
 
-def check_folders(hosts: Sequence[Reservation], arguments: Sequence[str], config: Config) -> None:
+def check_folders(reservations: Sequence[Reservation], arguments: Sequence[str], config: Config) -> None:
     """Raises ConfigError if what the ranks share is not the same on every node, EngineError if a node does not answer."""
     resumed = resumed_folder(arguments)
     runs = Path(config.run.dir) if resumed is None else resumed
@@ -310,16 +310,16 @@ def check_folders(hosts: Sequence[Reservation], arguments: Sequence[str], config
     marker, word = runs.absolute() / f".shared-{secrets.token_hex(6)}", secrets.token_hex(8)
     try:
         marker.write_text(word, encoding="utf-8")
-        for host in hosts:
-            name = host.node.name
-            if not host.ask("sees_file", str(folder)):
+        for reservation in reservations:
+            name = reservation.node.name
+            if not reservation.ask("sees_file", str(folder)):
                 raise ConfigError(
                     f"folder {folder} does not exist on node {name}: start the run in a folder that every node has"
                 )
-            if not host.ask("sees_file", str(marker), word):
+            if not reservation.ask("sees_file", str(marker), word):
                 raise ConfigError(f"folder {runs} is not the same folder on node {name}: put run.dir on a shared file system")
             for path in (Path(each) for each in arguments if "=" not in each):
-                if path.is_file() and not host.ask("sees_file", str(path.absolute()), path.read_text(encoding="utf-8")):
+                if path.is_file() and not reservation.ask("sees_file", str(path.absolute()), path.read_text(encoding="utf-8")):
                     raise ConfigError(f"{path} is not the same file on node {name}: put it on a shared file system")
     except OSError as error:
         raise ConfigError(f"folder {runs} cannot be written: {error}") from error
@@ -330,9 +330,9 @@ def check_folders(hosts: Sequence[Reservation], arguments: Sequence[str], config
 
 def resumed_folder(arguments: Sequence[str]) -> Path | None:
     """The folder after --resume in the arguments of `agentfly train`; None if there is none."""
-    for place, word in enumerate(arguments):
-        if word == "--resume" and place + 1 < len(arguments):
-            return Path(arguments[place + 1])
+    for number, word in enumerate(arguments):
+        if word == "--resume" and number + 1 < len(arguments):
+            return Path(arguments[number + 1])
         if word.startswith("--resume="):
             return Path(word.partition("=")[2])
     return None

@@ -1,4 +1,4 @@
-"""The agent of `tests.tiny` with an environment that an environment host can create, under names that a config can give."""
+"""The agent of `tests.tiny` with an environment that an environment server can create, under names that a config can give."""
 
 from __future__ import annotations
 

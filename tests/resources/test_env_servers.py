@@ -1,4 +1,4 @@
-"""Environment hosts without a cluster: pools that span hosts, a host that is lost, and the host's program."""
+"""Environment servers without a cluster: pools that span servers, a server that is lost, and the server's program."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def hosts_of(*specs: Spec, count: int = 2) -> AsyncIterator[tuple[ServerDi
     try:
         for server in servers:
             await server.__aenter__()
-        addresses = [ServerAddress(f"host {number}", server.url) for number, server in enumerate(servers)]
+        addresses = [ServerAddress(f"server {number}", server.url) for number, server in enumerate(servers)]
         yield ServerDirectory(TOKEN, addresses), servers
     finally:
         for server in servers:
@@ -65,7 +65,7 @@ async def hosts_of(*specs: Spec, count: int = 2) -> AsyncIterator[tuple[ServerDi
 async def pools_of(
     *specs: Spec, count: int, budget: Budget | None = None
 ) -> AsyncIterator[tuple[ResourceManager, list[EnvServer]]]:
-    """A resource manager whose pools span hosts of this event loop."""
+    """A resource manager whose pools span servers of this event loop."""
     async with AsyncExitStack() as stack:
         directory, servers = await stack.enter_async_context(hosts_of(*specs, count=count))
         manager = ResourceManager(budget, *(on_servers(spec, directory) for spec in specs))
@@ -73,7 +73,7 @@ async def pools_of(
 
 
 def without(directory: ServerDirectory, name: str) -> list[ServerAddress]:
-    return [host for host in directory.counts if host.name != name]
+    return [server for server in directory.counts if server.name != name]
 
 
 @pytest.mark.parametrize("placement", ["loop", "thread", "process"])
@@ -127,12 +127,12 @@ def test_the_environments_of_a_lost_host_fail_their_chains_and_are_replaced_else
             leases = [await manager.acquire([Board], task(number), f"chain {number}") for number in range(8)]
             calls = [asyncio.ensure_future(lease[Board].linger(60)) for lease in leases]
             await until(lambda: all(lease.handles["Board"].busy for lease in leases))
-            directory.update(without(directory, "host 0"), {"host 0": "was silent for 6.2 s"})
+            directory.update(without(directory, "server 0"), {"server 0": "was silent for 6.2 s"})
             await until(lambda: sum(call.done() for call in calls) >= 4)
             await asyncio.sleep(0.1)
             failed = [call for call in calls if call.done()]
             assert len(failed) == 4
-            assert all("host 0 was silent for 6.2 s" in str(call.exception()) for call in failed)
+            assert all("server 0 was silent for 6.2 s" in str(call.exception()) for call in failed)
             assert all(isinstance(call.exception(), WorldError) for call in failed)
             for call in calls:
                 call.cancel()
@@ -180,13 +180,15 @@ def test_a_chain_waits_for_a_host_while_there_is_none() -> None:
 
     async def main() -> None:
         async with hosts_of(spec, count=1) as (directory, servers):
-            (host,) = directory.counts
+            (server,) = directory.counts
             async with ResourceManager(None, on_servers(spec, directory)) as manager:
                 directory.update([])
                 asked = asyncio.ensure_future(manager.acquire([Board], TASK, "a", WAIT_S))
                 await asyncio.sleep(0.3)
                 assert not asked.done()
-                directory.update([ServerAddress("gone", "ws://127.0.0.1:1"), host])  # one that cannot be reached is passed over
+                directory.update(
+                    [ServerAddress("gone", "ws://127.0.0.1:1"), server]
+                )  # one that cannot be reached is passed over
                 lease = await asked
                 await lease.release()
                 assert servers[0].lent == 1
@@ -202,7 +204,7 @@ def test_a_connection_that_ends_by_itself_is_opened_again() -> None:
             lease = await manager.acquire([Board], TASK, "a")
             for connection in list(servers[0]._server.connections):
                 connection.transport.abort()
-            with pytest.raises(WorldError, match="host 0 ended the connection"):
+            with pytest.raises(WorldError, match="server 0 ended the connection"):
                 await lease[Board].linger(30)
             await lease.release()
             async with manager.lease([Board], TASK, "b") as lease:
@@ -302,7 +304,7 @@ def test_a_reset_that_fails_and_a_start_that_fails_are_told() -> None:
     [
         (lambda: spec_of(Board, placement="process", max_growth_mb=5), "growth is not measured there"),
         (lambda: spec_of(lambda: Board(), name="made"), "defined inside a function"),
-        (lambda: spec_of(Board, options={}, placement="hosts"), "set by cluster.env_hosts"),
+        (lambda: spec_of(Board, options={}, placement="servers"), "set by cluster.env_hosts"),
     ],
 )
 def test_what_cannot_live_on_a_host_is_refused(spec: Callable[[], Spec], said: str) -> None:
@@ -332,7 +334,7 @@ def test_a_wrong_token_is_refused() -> None:
 
 
 class Trainer:
-    """The trainer's end of a host's connection, without a fleet."""
+    """The trainer's end of a server's connection, without a fleet."""
 
     def __init__(self) -> None:
         self.server = socket.create_server(("127.0.0.1", 0))
@@ -340,9 +342,9 @@ class Trainer:
         self.reader = FrameReader()
         root = Path(__file__).parents[2]
         self.ticket = {
-            "path": [str(root), *sys.path], "here": "127.0.0.1", "token": "trainer-token", "name": "environment host 0",
+            "path": [str(root), *sys.path], "here": "127.0.0.1", "token": "trainer-token", "name": "environment server 0",
             "index": 0, "attempt": 0, "health_s": 6.0, "address": ["127.0.0.1", self.server.getsockname()[1]],
-            "program": "agentfly.training.cluster.env_host_process:serve",
+            "program": "agentfly.training.cluster.env_server_process:serve",
         }  # fmt: skip
 
     def open(self, *kinds: dict[str, Any]) -> None:
@@ -365,7 +367,7 @@ class Trainer:
 
 def start(trainer: Trainer) -> subprocess.Popen[bytes]:
     life = os.pipe()[0]
-    words = [sys.executable, "-I", str(SCRIPT), str(life), str(os.getpid()), "environment-host-0"]
+    words = [sys.executable, "-I", str(SCRIPT), str(life), str(os.getpid()), "environment-server-0"]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True, pass_fds=(life,))
     assert process.stdin is not None
     with process.stdin as stdin:
@@ -382,7 +384,7 @@ def test_the_program_says_where_it_lends_reports_and_stops() -> None:
         assert trainer.next("status") == {"instances": 0}
 
         async def main() -> None:
-            directory = ServerDirectory(TOKEN, [ServerAddress("host", url)])
+            directory = ServerDirectory(TOKEN, [ServerAddress("server", url)])
             async with ResourceManager(None, on_servers(spec, directory)) as manager, manager.lease([Worker], TASK) as lease:
                 assert await lease[Worker].pid() not in (os.getpid(), process.pid)
                 while (await asyncio.to_thread(trainer.next, "status"))["instances"] != 1:
@@ -428,7 +430,7 @@ def test_a_host_whose_event_loop_is_blocked_still_beats_and_sends_no_status() ->
         url = trainer.next("reply")
 
         async def main() -> None:
-            directory = ServerDirectory(TOKEN, [ServerAddress("host", url)])
+            directory = ServerDirectory(TOKEN, [ServerAddress("server", url)])
             async with ResourceManager(None, on_servers(spec, directory)) as manager, manager.lease([Board], TASK) as lease:
                 blocked = asyncio.ensure_future(lease[Board].block(5.0))
                 while await asyncio.to_thread(kinds_in_a_second, trainer) != {"beat"}:
