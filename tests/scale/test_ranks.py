@@ -94,9 +94,9 @@ def test_ranks_that_torchrun_starts_on_one_machine_listen_on_loopback_and_send_n
     script = tmp_path / "rank.py"
     script.write_text(
         "import os, sys\nsys.path[:0] = ['.']\nfrom contextlib import closing\n"
-        "from agentfly.learn.ranks.environment import read_place\nfrom agentfly.learn.ranks.group import RankGroup\n"
+        "from agentfly.learn.ranks.environment import read_rank\nfrom agentfly.learn.ranks.group import RankGroup\n"
         "from tests.scale.rank_pool import LOOPBACK, listening\n"
-        "with closing(RankGroup.join(read_place(), 'cpu', 300.0)) as group:\n"
+        "with closing(RankGroup.join(read_rank(), 'cpu', 300.0)) as group:\n"
         "    assert group._store.underlying_store.port != int(os.environ['MASTER_PORT']), 'the store is that of torchrun'\n"
         "    assert listening() and set(listening()) <= LOOPBACK, listening()\n"
         "    if group.leads:\n        group.end_ranks()\n"
