@@ -35,7 +35,7 @@ def test_a_file_and_overrides_make_a_config(tmp_path: Path) -> None:
         ("lr=1", "did you mean 'train.lr'"),
         ("train.lr=fast", "train.lr must be a number above 0, not 'fast'"),
         ("train.steps=1.5", "train.steps must be an integer"),
-        ("seed=0,1,2", r"seed must be an integer, not '0,1,2'; a run has one: start a run for each, as in `for v in 0 1; do"),
+        ("seed=0,1,2", r"seed must be an integer, not '0,1,2'; a run has one value: `agentfly sweep` with the same words"),
         ("agent.on_tool_error=stop", "agent.on_tool_error must be 'continue', 'end' or 'raise'"),
         ("algorithm=grop", "did you mean 'grpo'"),
         ("rollout.num_chains=1", "num_chains"),

@@ -340,7 +340,7 @@ def _read(key: str, value: object, item: dataclasses.Field[Any], hint: object) -
         if not (isinstance(value, str) and "," in value and {int, float} & {hint, *get_args(hint)}):
             raise
         raise ConfigError(
-            f"{error}; a run has one: start a run for each, as in `for v in 0 1; do agentfly train ... {key}=$v; done`"
+            f"{error}; a run has one value: `agentfly sweep` with the same words trains a run for each"
         ) from None
 
 
