@@ -62,8 +62,8 @@ def config_of(folder: Path, runs: Path, name: str, **more: dict[str, Any]) -> ag
     }  # fmt: skip
     for section, keys in more.items():
         tree[section] = {**tree.get(section, {}), **keys}
-    if tree.get("sampler"):
-        tree["cluster"] = {"health_s": 3.0}
+    if tree.get("sampler"):  # a worker that is slow on a busy machine is not taken for a frozen one
+        tree["cluster"] = {"health_s": 60.0} | tree.get("cluster", {})
     return agentfly.Config.from_dict(tree)
 
 
@@ -114,7 +114,9 @@ def test_a_run_with_one_worker_that_is_killed_again_and_again_is_the_run_in_one_
     in_publish = Killer(monkeypatch, MemorySender, "send", 2, signal.SIGSTOP)  # the first hands over the first weights
     in_rollout = Killer(monkeypatch, WorkerPool, "_run_on", 20, signal.SIGKILL)
     in_validation = Killer(monkeypatch, Trainer, "_validate", 2, signal.SIGKILL)
-    apart = agentfly.train(config_of(folder, tmp_path, "apart", sampler={"place": "process"}, **shaped))
+    apart = agentfly.train(
+        config_of(folder, tmp_path, "apart", sampler={"place": "process"}, cluster={"health_s": 10.0}, **shaped)
+    )
     assert len({in_publish.victim, in_rollout.victim, in_validation.victim} - {0}) == 3
     for split in ("train", "validation"):
         ours, theirs = stored(alone.directory, split), stored(apart.directory, split)
@@ -176,7 +178,7 @@ def test_a_run_whose_workers_die_and_freeze_while_it_samples_ahead_keeps_its_boo
     harms = {3: signal.SIGKILL, 8: signal.SIGSTOP, 13: signal.SIGKILL}
     config = config_of(
         folder, tmp_path, "run", rollout={"max_lag": 2, "depth": 1, "num_tasks": 4}, sampler={"replicas": 2},
-        train={"steps": 18, "validate_every": 0, "max_failed_share": 1.0}, agent={"max_turns": 3},
+        train={"steps": 18, "validate_every": 0, "max_failed_share": 1.0}, agent={"max_turns": 3}, cluster={"health_s": 10.0},
     )  # fmt: skip
     original_engine, original = engine_module.WorkerEngine, Trainer._collect
     engines: list[WorkerEngine] = []
