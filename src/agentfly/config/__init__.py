@@ -339,9 +339,7 @@ def _read(key: str, value: object, item: dataclasses.Field[Any], hint: object) -
     except ConfigError as error:
         if not (isinstance(value, str) and "," in value and {int, float} & {hint, *get_args(hint)}):
             raise
-        raise ConfigError(
-            f"{error}; a run has one value: `agentfly sweep` with the same words trains a run for each"
-        ) from None
+        raise ConfigError(f"{error}; a run has one value: `agentfly sweep` with the same words trains a run for each") from None
 
 
 def to_toml(tree: Mapping[str, Any]) -> str:
