@@ -234,7 +234,7 @@ def _to_task(row: object, index: int, where: str) -> Task:
     if asked not in MESSAGES and (asked != "prompt" or isinstance(value, str)):
         if not isinstance(value, str) or not value.strip():
             raise refuse(f"{asked!r} must be a non-empty string, not {kind_of(value)}")
-        about = row.get("input") if asked == "instruction" else None  # what the instruction is about has a field of its own
+        about = row.get("input") if asked == "instruction" else None  # the text that the instruction is about
         messages: tuple[Message, ...] = (Message("user", f"{value}\n\n{about}" if about else value),)
     else:
         messages = _to_messages(value, f"{where}: row {index}", asked)

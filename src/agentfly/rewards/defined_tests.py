@@ -15,7 +15,7 @@ _DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, a
 def called(tests: Sequence[str]) -> list[str]:
     """Returns the texts, with calls of the test functions and classes that nothing refers to.
 
-    Raises ValueError for a test that needs a runner of its own, and if nothing in all texts would run.
+    Raises ValueError for a test that only pytest or unittest can run, and if nothing in all texts would run.
     """
     trees = [ast.parse(test) for test in tests]
     used = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
