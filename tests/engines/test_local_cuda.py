@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 
 import pytest
 import torch
@@ -116,18 +117,26 @@ def test_a_publish_in_the_middle_of_a_reply_goes_on_with_the_new_weights_on_the_
 def test_a_reply_does_not_wait_for_what_another_thread_has_launched():
     model = make_model().to("cuda")
     matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-    ended = torch.cuda.Event()
+    began, stopped = threading.Event(), threading.Event()
+
+    def learn():
+        """Launch work without an end: a reply that waited for it would never come."""
+        while not stopped.is_set():
+            torch.mm(matrix, matrix)
+            began.set()
 
     async def work(engine):
         alone = await ask(engine, prompt_of(20), "alone", seed=3, max_tokens=16)
-        for _ in range(3000):  # some seconds of work, as a learner launches it
-            torch.mm(matrix, matrix)
-        ended.record()
-        beside = await ask(engine, prompt_of(20), "beside", seed=3, max_tokens=16)
-        return alone, beside, ended.query()
+        learner = threading.Thread(target=learn)
+        learner.start()
+        try:
+            await asyncio.to_thread(began.wait)
+            return alone, await asyncio.wait_for(ask(engine, prompt_of(20), "beside", seed=3, max_tokens=16), 60.0)
+        finally:
+            stopped.set()
+            learner.join()
 
-    alone, beside, has_ended = run(work, model)
-    assert not has_ended
+    alone, beside = run(work, model)
     assert beside.token_ids == alone.token_ids
     assert close_to(beside.logprobs, alone.logprobs)
 
