@@ -12,7 +12,7 @@ from .calls import Answer, Call
 from .wire import (
     Given,
     Json,
-    Marks,
+    RequestMarks,
     as_json,
     asked,
     call_of,
@@ -56,7 +56,7 @@ class ChatExchange:
 
     quiet = b": waiting\n\n"
 
-    def __init__(self, body: Given, **marks: Unpack[Marks]) -> None:
+    def __init__(self, body: Given, **marks: Unpack[RequestMarks]) -> None:
         refuse_others(body, REFUSED)
         self.streams = field(body, "stream", bool, False)
         self._tells_usage = field(field(body, "stream_options", dict, {}), "include_usage", bool, False)

@@ -10,7 +10,7 @@ from .calls import Answer, Call
 from .wire import (
     Given,
     Json,
-    Marks,
+    RequestMarks,
     as_json,
     asked,
     content,
@@ -42,7 +42,7 @@ class MessagesExchange:
 
     quiet = event({"type": "ping"})
 
-    def __init__(self, body: Given, **marks: Unpack[Marks]) -> None:
+    def __init__(self, body: Given, **marks: Unpack[RequestMarks]) -> None:
         refuse_others(body, REFUSED)
         self.streams = field(body, "stream", bool, False)
         if field(body, "output_config", dict, {}).get("format") is not None:

@@ -18,7 +18,7 @@ from .chat import CONSTRAINED, error_body
 from .wire import (
     Given,
     Json,
-    Marks,
+    RequestMarks,
     as_json,
     asked,
     call_of,
@@ -64,7 +64,7 @@ class ItemHistory:
 class ResponsesExchange:
     """A request to /v1/responses. `recall` returns the history up to a response of the same key; None if it is unknown."""
 
-    def __init__(self, body: Given, recall: Callable[[str], ItemHistory | None], **marks: Unpack[Marks]) -> None:
+    def __init__(self, body: Given, recall: Callable[[str], ItemHistory | None], **marks: Unpack[RequestMarks]) -> None:
         refuse_others(body, REFUSED)
         self.streams = field(body, "stream", bool, False)
         self.stored = field(body, "store", bool, True)

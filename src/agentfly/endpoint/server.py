@@ -23,7 +23,7 @@ from ..net.server import Receive, Scope, Send, WebServer
 from . import chat, messages
 from .calls import Answer, Answerer, Closed, Refused
 from .responses import ItemHistory, ResponsesExchange
-from .wire import Exchange, Given, Json, Marks, as_json, read_body
+from .wire import Exchange, Given, Json, RequestMarks, as_json, read_body
 
 log = logging.getLogger(__name__)
 CLOSED = {"chat": 401, "responses": 400, "messages": 403}
@@ -225,7 +225,7 @@ class EndpointServer:
 
     def _read(self, path: str, headers: Mapping[str, str], body: bytes, owner: bytes) -> Exchange:
         made = read_body(body)
-        marks: Marks = {
+        marks: RequestMarks = {
             "digest": hashlib.sha256(body).hexdigest(),
             "is_retry": headers.get("x-stainless-retry-count", "0") not in ("0", ""),
             "agent": next((headers.get(name, "")[:128] for mark, name in _AGENT_MARKS if mark in headers), ""),

@@ -21,6 +21,7 @@ from ..types import Message, ToolCall
 from .calls import Answer, Asked, Call, Refused
 
 log = logging.getLogger(__name__)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 Json = dict[str, Any]
 Given = Mapping[str, Any]
 _KINDS: dict[type, str] = {
@@ -42,7 +43,7 @@ _BOUNDS = {
 _warned: set[str] = set()
 
 
-class Marks(TypedDict, total=False):
+class RequestMarks(TypedDict, total=False):
     """What a request says beside its body; see `Call`."""
 
     digest: str
@@ -239,7 +240,7 @@ def new_id(prefix: str) -> str:
 
 
 def as_json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _ENCODER.encode(value)
 
 
 def data(value: object) -> bytes:
