@@ -24,8 +24,22 @@ from ..rewards import Reward, as_reward
 from ..rollout import Limits, check_prompts, make_plan, open_environments, run_chains
 from ..rollout.setup import as_sampling, check_resources, next_run_number, open_model
 from ..tools import Tool, as_tool
-from ..types import Action, Completion, Event, Message, Reaction, RunResult, Sampling, Task, ToolCall, ToolResult, Trajectory
+from ..types import (
+    Action,
+    Completion,
+    Event,
+    Message,
+    Reaction,
+    RunResult,
+    Sampling,
+    Task,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+)
 from .examples import TOOLS, as_examples, examples_of_tools
+from .history import as_history
 
 
 class BaseAgent:
@@ -35,7 +49,8 @@ class BaseAgent:
     are decorated functions or names. `reward` is a decorated function, a name, a mix, or None for running only. `env` is a
     class or function that makes the environment of one chain. `examples` are messages of worked examples, a JSON file of them,
     or "tools" (a call of each); every prompt shows them between the system text and the task. With `examples_steps` only a
-    training shows them, to a share of its tasks that falls to 0. `engine` is "local", "vllm" or "openai", or a table of `kind`
+    training shows them, to a share of its tasks that falls to 0. `history` leaves out old steps or folds them into a summary: a
+    table of its `kind` ("last" or "fold") and options. `engine` is "local", "vllm" or "openai", or a table of `kind`
     and the engine's options. Each `on_...` argument is "continue" (tell the model), "end" (end the chain) or "raise".
     """
 
@@ -63,6 +78,7 @@ class BaseAgent:
         on_no_tool_call: Reaction | None = None,
         on_invalid_call: Reaction = "continue",
         on_tool_error: Reaction = "continue",
+        history: object = None,
         renderer: Renderer | None = None,
         engine: str | Mapping[str, Any] | None = None,
         resources: Mapping[str, Any] | None = None,
@@ -91,6 +107,7 @@ class BaseAgent:
         for name in ("on_no_tool_call", "on_invalid_call", "on_tool_error"):
             if getattr(self, name) not in get_args(Reaction):
                 raise ConfigError(f"{name} is 'continue', 'end' or 'raise', not {getattr(self, name)!r}")
+        self.history = as_history(history)
         self.engine_options = engine_options(engine)
         self._opened: tuple[Engine, Renderer | None] | None = None
         self._renderer = renderer
@@ -131,6 +148,14 @@ class BaseAgent:
     def nudge(self, action: Action) -> Message:
         """Returns the message that follows a reply without call and answer if `on_no_tool_call` is "continue"."""
         return Message("user", action.nudge or self.default_nudge)
+
+    def rewrite(self, messages: Sequence[Message], turns: Sequence[Turn]) -> list[Message] | None:
+        """Returns the messages of the next request; None for `messages`, those of the last one and what followed.
+
+        What it returns in place of messages that follow the last reply goes on with the training row. Where a message before
+        differs, a new row begins. The reply to a `Aside` is not parsed; it is the last of the next `messages`.
+        """
+        return None if self.history is None else self.history.rewrite(messages, turns)
 
     def check_model(self) -> None:
         """Raises ConfigError if the agent cannot work with the opened model. Runs before the first chain starts."""

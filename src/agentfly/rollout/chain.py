@@ -19,11 +19,13 @@ from ..errors import AgentFlyError, ConfigError, DeadlineError, EngineError, Rol
 from ..protocols import Engine, RemoteEngine, Renderer
 from ..resources import Admission, Lease, ResourceManager
 from ..rewards import Reward, Score
+from ..rows import Aside, OpenRow
 from ..tools import Context, Tool, call_tools
 from ..types import (
     Action,
     Completion,
     Event,
+    Extension,
     Message,
     Outcome,
     Reaction,
@@ -51,6 +53,7 @@ class AgentLike(Prompted, Protocol):
     def parse(self, completion: Completion) -> Action: ...
     def observe(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> list[Message]: ...
     def nudge(self, action: Action) -> Message: ...
+    def rewrite(self, messages: Sequence[Message], turns: Sequence[Turn]) -> list[Message] | None: ...
 
 
 @dataclass(slots=True)
@@ -133,8 +136,8 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
                     trajectory.waited_s += time.perf_counter() - started
                     if activity is not None:
                         activity.leave(time.perf_counter())
-                phase = "play"
-                trajectory.outcome = await play(plan, trajectory, context, opening.prompt_ids, activity, limit, started)
+                phase, row = "play", OpenRow.begin(trajectory_id, 0, opening.prompt_ids, "first")
+                trajectory.outcome = await play(plan, trajectory, context, row, activity, limit, started)
                 check_ended(limit)
         except TimeoutError as error:
             whose = "turn" if limit.when() != chain_ends else "group" if of_group else "chain"
@@ -193,33 +196,29 @@ async def play(
     plan: Plan,
     trajectory: Trajectory,
     context: Context,
-    first_ids: Sequence[int],
+    row: OpenRow,
     activity: Activity | None,
     limit: TimeLimit,
     started: float,
-    read: Sequence[int] | None = None,
 ) -> Outcome:
     """The loop: sample, parse, act, extend. `limit` holds the chain's deadline; each turn sets its own if that is earlier.
 
-    `started` is when the chain began, by `time.perf_counter`. `read` are the ids before `first_ids`, for a chain that is
-    continued; None if `first_ids` are the whole prompt.
+    `row` holds the prompt of the first request. `started` is when the chain began, by `time.perf_counter`.
     """
-    agent, engine, renderer, limits = plan.agent, plan.engine, plan.renderer, plan.limits
-    messages, turns = trajectory.messages, trajectory.turns
+    agent, engine, limits, messages, turns = plan.agent, plan.engine, plan.limits, trajectory.messages, trajectory.turns
     chain_ends, task, clock = limit.when(), asyncio.current_task(), time.perf_counter
-    prompt = [*(read or ()), *first_ids]
-    new_ids, restarts = list(first_ids), read is None
     on_text = None if plan.on_event is None else lambda text: _tell(plan, trajectory, "text", text=text)
+    context.row = row
 
     def keep(completion: Completion) -> None:
-        context.cut = Turn(new_ids, restarts, completion, sampled_s=clock() - since, began_s=since - started, state=state)
+        context.cut = row.turn(completion, sampled_s=clock() - since, began_s=since - started, state=state)
 
     while True:
-        room = limits.max_context - len(prompt)
+        room = limits.max_context - len(row.prompt)
         if room < 1:
             return Outcome.MAX_TOKENS
-        sampling = _sampling(plan.sampling, room, trajectory, len(turns))
-        request = Request(prompt, sampling, trajectory.id, messages, plan.schemas, on_text, keep)
+        sampling = sampling_of(plan.sampling, room, trajectory, len(turns))
+        request = Request(row.prompt, sampling, row.session, row.history(messages), plan.schemas, on_text, keep)
         if task is not None and task.cancelling():
             check_ended(limit)
         if limits.turn_timeout_s is not None:
@@ -228,24 +227,21 @@ async def play(
         state, since = (await context.state() if context.state else ""), clock()
         if activity is not None:
             activity.enter("sampling", since)
-        try:
-            completion = await engine.generate(request)
-        except (AgentFlyError, TimeoutError):
-            raise
-        except Exception as error:
-            raise EngineError(f"generate: {type(error).__name__}: {error}") from error
+        completion = await sample(engine, request)
         now = clock()
         if activity is not None:
             activity.leave(now)
-        turn = Turn(new_ids, restarts, completion, sampled_s=now - since, began_s=since - started, state=state)
+        turn = row.turn(completion, sampled_s=now - since, began_s=since - started, state=state)
         turns.append(turn)
-        prompt += completion.token_ids
-        action = agent.parse(completion)
+        row.reply(completion.token_ids)
+        action = Action() if row.asks else agent.parse(completion)
         calls = turn.calls = action.calls
         messages.append(Message("assistant", completion.text, calls))
-        trajectory.prediction = completion.text if action.answer is None else action.answer
 
-        if not calls:
+        new_messages: list[Message] = []
+        if not row.asks:
+            trajectory.prediction = completion.text if action.answer is None else action.answer
+        if not calls and not row.asks:
             if completion.stop == "length":
                 return Outcome.MAX_TOKENS
             if action.answer is not None:
@@ -253,7 +249,7 @@ async def play(
             if agent.on_no_tool_call != "continue":
                 return _react(agent.on_no_tool_call, "the reply has no tool call", completion.text)
             new_messages = [agent.nudge(action)]
-        else:
+        elif calls:
             since = clock()
             if activity is not None:
                 activity.enter("tools", since, calls)
@@ -275,13 +271,50 @@ async def play(
         messages += new_messages
         if len(turns) >= limits.max_turns:
             return Outcome.MAX_TURNS
-        if renderer is not None:
-            extension = renderer.extend(messages, len(new_messages), completion, plan.schemas)
-            new_ids, restarts = extension.ids, extension.restarts
-            if restarts:
-                prompt = list(new_ids)
-            else:
-                prompt += new_ids
+        row = context.row = _go_on(plan, trajectory, row, len(new_messages))
+
+
+async def sample(engine: Engine, request: Request) -> Completion:
+    """Returns a reply. Raises EngineError for an exception of the engine that has no fate of its own."""
+    try:
+        return await engine.generate(request)
+    except (AgentFlyError, TimeoutError):
+        raise
+    except Exception as error:
+        raise EngineError(f"generate: {type(error).__name__}: {error}") from error
+
+
+def _go_on(plan: Plan, trajectory: Trajectory, row: OpenRow, num_new: int) -> OpenRow:
+    """Returns the row of the next request. The last `num_new` messages follow the reply."""
+    renderer, messages = plan.renderer, trajectory.messages
+    history = row.history(messages)
+    wanted = plan.agent.rewrite(tuple(history), trajectory.turns)
+    if wanted is not None or row.asks:
+        wanted = _check_rewritten(plan.agent, wanted)
+        read = len(history) - num_new
+        if len(wanted) <= read or wanted[:read] != history[:read]:
+            ids = [] if renderer is None else renderer.start(wanted, plan.schemas)
+            row = OpenRow.begin(row.session, row.number + 1, ids, "rewritten", list(wanted), len(messages))
+            row.asks = isinstance(wanted, Aside)
+            return row
+        messages[len(messages) - num_new :] = wanted[read:]
+        num_new = len(wanted) - read
+    extension = Extension([])
+    if renderer is not None:
+        extension = renderer.extend(row.history(messages), num_new, trajectory.turns[-1].completion, plan.schemas)
+    row = row.extend(extension)
+    row.asks = isinstance(wanted, Aside)
+    return row
+
+
+def _check_rewritten(agent: object, wanted: list[Message] | None) -> list[Message]:
+    """Raises ConfigError for a history that no reply can follow."""
+    name = f"{type(agent).__name__}.rewrite"
+    if wanted is None:
+        raise ConfigError(f"{name} returned None after the reply to its Aside: return the messages that follow from it")
+    if not wanted or not all(isinstance(each, Message) for each in wanted) or wanted[-1].role == "assistant":
+        raise ConfigError(f"{name} returns None or a list of Message, the last one not the assistant's, not {wanted!r:.200}")
+    return wanted
 
 
 async def _act_and_tell(plan: Plan, trajectory: Trajectory, context: Context, turn: Turn) -> tuple[ToolResult, ...]:
@@ -320,11 +353,14 @@ def _react(reaction: Reaction, what: str, detail: str) -> Outcome:
     return Outcome.NO_TOOL_CALL
 
 
-def _sampling(base: Sampling, room: int, trajectory: Trajectory, turn: int) -> Sampling:
-    """Returns the run's sampling with `max_tokens` cut to the room left and a seed for this draw, chain and turn."""
+def sampling_of(base: Sampling, room: int, trajectory: Trajectory, call: int) -> Sampling:
+    """Returns the run's sampling with `max_tokens` cut to the room left and a seed for this draw, chain and call.
+
+    `call` is counted before the request is made: two requests of a chain that run at once have different seeds.
+    """
     if base.seed is None:
         return base if base.max_tokens <= room else base.seeded(None, room)
-    name = f"{base.seed}/{trajectory.task.id}/{trajectory.chain}/{turn}"
+    name = f"{base.seed}/{trajectory.task.id}/{trajectory.chain}/{call}"
     if trajectory.draw:
         # Without it, a task that a step draws twice would give the same chains twice.
         name += f"/{trajectory.draw}"
