@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Never, get_args
 
@@ -22,6 +23,7 @@ from ..protocols import Engine, Renderer
 from ..resources import spec_of
 from ..rewards import Reward, as_reward
 from ..rollout import Limits, check_prompts, make_plan, open_environments, run_chains
+from ..rollout.chain import Player
 from ..rollout.setup import as_sampling, check_resources, next_run_number, open_model
 from ..tools import Tool, as_tool
 from ..types import (
@@ -109,6 +111,7 @@ class BaseAgent:
                 raise ConfigError(f"{name} is 'continue', 'end' or 'raise', not {getattr(self, name)!r}")
         self.history = as_history(history)
         self.engine_options = engine_options(engine)
+        self.player: Player | None = None
         self._opened: tuple[Engine, Renderer | None] | None = None
         self._renderer = renderer
 
@@ -156,6 +159,10 @@ class BaseAgent:
         differs, a new row begins. The reply to a `Aside` is not parsed; it is the last of the next `messages`.
         """
         return None if self.history is None else self.history.rewrite(messages, turns)
+
+    def serving(self) -> AbstractAsyncContextManager[None]:
+        """Open while chains run in this event loop: what an agent with a loop of its own needs for them."""
+        return nullcontext()
 
     def check_model(self) -> None:
         """Raises ConfigError if the agent cannot work with the opened model. Runs before the first chain starts."""

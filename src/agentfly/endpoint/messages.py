@@ -105,7 +105,11 @@ class MessagesExchange:
         if role == "system":
             self._messages.append(Message("system", _system(given)))
             return
-        blocks = [{"type": "text", "text": given}] if isinstance(given, str) else list(objects(required(message, "content", list), "content"))
+        blocks = (
+            [{"type": "text", "text": given}]
+            if isinstance(given, str)
+            else list(objects(required(message, "content", list), "content"))
+        )
         texts, calls, thoughts = [], [], []
         for block in blocks:
             kind = block.get("type")

@@ -8,7 +8,8 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field as empty
+from dataclasses import dataclass
+from dataclasses import field as empty
 from typing import Any
 
 from ..types import Message, ToolCall
@@ -79,7 +80,9 @@ class ResponsesExchange:
         read = _Items(before)
         self._given = {key: body.get(key) for key in ("instructions", "metadata", "temperature", "top_p", "max_output_tokens")}
         given = body.get("input")
-        for item in [{"role": "user", "content": given}] if isinstance(given, str) else objects(field(body, "input", list, []), "input"):
+        for item in (
+            [{"role": "user", "content": given}] if isinstance(given, str) else objects(field(body, "input", list, []), "input")
+        ):
             read.add(item)
         self.history = History(list(read.messages), dict(read.thinking))
         instructions = field(body, "instructions", str)

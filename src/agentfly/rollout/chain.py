@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -41,6 +41,9 @@ from .activity import Activities, Activity
 from .limits import EndedLate, Limits, check_ended, deadline, late_error, used_by_chain, where_ended
 from .shaping import Prompted, call_bonus
 
+Player = Callable[..., Awaitable[Outcome]]
+"""What plays the chains of an agent that has a loop of its own: it takes the arguments of `play`."""
+
 
 class AgentLike(Prompted, Protocol):
     """The part of an agent that a chain uses."""
@@ -49,6 +52,7 @@ class AgentLike(Prompted, Protocol):
     on_no_tool_call: Reaction
     on_invalid_call: Reaction
     on_tool_error: Reaction
+    player: Player | None
 
     def parse(self, completion: Completion) -> Action: ...
     def observe(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> list[Message]: ...
@@ -125,7 +129,7 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
     started = time.perf_counter()
     chain_ends, of_group = deadline(plan.limits, until)
     limit, phase = TimeLimit(chain_ends), "environment"
-    _tell(plan, trajectory, "chain_started")
+    tell(plan, trajectory, "chain_started")
     try:
         try:
             async with limit:
@@ -137,7 +141,8 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
                     if activity is not None:
                         activity.leave(time.perf_counter())
                 phase, row = "play", OpenRow.begin(trajectory_id, 0, opening.prompt_ids, "first")
-                trajectory.outcome = await play(plan, trajectory, context, row, activity, limit, started)
+                run = plan.agent.player or play
+                trajectory.outcome = await run(plan, trajectory, context, row, activity, limit, started)
                 check_ended(limit)
         except TimeoutError as error:
             whose = "turn" if limit.when() != chain_ends else "group" if of_group else "chain"
@@ -148,7 +153,8 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
             if where.startswith("sampling") and not isinstance(error, EndedLate):
                 if isinstance(plan.engine, RemoteEngine):
                     await plan.engine.check_alive()
-                _end_reply(trajectory, context.cut)
+                if plan.agent.player is None:
+                    _end_reply(trajectory, context.cut)
             trajectory.outcome, trajectory.error = Outcome.MAX_TIME, str(late)
         if trajectory.outcome.trainable and plan.reward is not None:
             phase = "scoring"
@@ -169,7 +175,7 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
         task = asyncio.current_task()
         if task is None or task.cancelling():
             trajectory.outcome, trajectory.reward = Outcome.CANCELLED, None
-            _tell(plan, trajectory, "finished", trajectory=trajectory)
+            tell(plan, trajectory, "finished", trajectory=trajectory)
             raise
         # The chain itself is not cancelled: its environment or the engine awaited something that was.
         fail(trajectory, WorldError("an environment or the engine raised CancelledError"))
@@ -188,7 +194,7 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
         if lease is not None:
             lease.release_now()
         await context.close()
-    _tell(plan, trajectory, "finished", trajectory=trajectory)
+    tell(plan, trajectory, "finished", trajectory=trajectory)
     return trajectory
 
 
@@ -207,7 +213,7 @@ async def play(
     """
     agent, engine, limits, messages, turns = plan.agent, plan.engine, plan.limits, trajectory.messages, trajectory.turns
     chain_ends, task, clock = limit.when(), asyncio.current_task(), time.perf_counter
-    on_text = None if plan.on_event is None else lambda text: _tell(plan, trajectory, "text", text=text)
+    on_text = None if plan.on_event is None else lambda text: tell(plan, trajectory, "text", text=text)
     context.row = row
 
     def keep(completion: Completion) -> None:
@@ -257,7 +263,7 @@ async def play(
                 if plan.on_event is None:  # the common case
                     results = turn.results = await call_tools(agent.tools, calls, context, turn.calls_s)
                 else:
-                    results = turn.results = await _act_and_tell(plan, trajectory, context, turn)
+                    results = turn.results = await _act_andtell(plan, trajectory, context, turn)
             finally:
                 now = clock()
                 turn.tools_s = now - since
@@ -317,13 +323,13 @@ def _check_rewritten(agent: object, wanted: list[Message] | None) -> list[Messag
     return wanted
 
 
-async def _act_and_tell(plan: Plan, trajectory: Trajectory, context: Context, turn: Turn) -> tuple[ToolResult, ...]:
+async def _act_andtell(plan: Plan, trajectory: Trajectory, context: Context, turn: Turn) -> tuple[ToolResult, ...]:
     calls = turn.calls
     for call in calls:
-        _tell(plan, trajectory, "tool_call", call=call)
+        tell(plan, trajectory, "tool_call", call=call)
     results = await call_tools(plan.agent.tools, calls, context, turn.calls_s)
     for call, result in zip(calls, results, strict=True):
-        _tell(plan, trajectory, "observation", call=call, result=result)
+        tell(plan, trajectory, "observation", call=call, result=result)
     return results
 
 
@@ -416,6 +422,7 @@ async def borrow(plan: Plan, manager: ResourceManager, context: Context) -> Leas
     return lease
 
 
-def _tell(plan: Plan, chain: Trajectory, kind: Any, /, **data: Any) -> None:
+def tell(plan: Plan, chain: Trajectory, kind: Any, /, **data: Any) -> None:
+    """Tell the listener of the run, if there is one."""
     if plan.on_event is not None:
         plan.on_event(Event(kind, chain.task.id, chain.chain, data))
