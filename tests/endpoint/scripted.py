@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import count
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 from agentfly.endpoint.calls import Answer, Call
 from agentfly.types import Message, ToolCall
-
 
 _numbers = count(1)
 

@@ -33,7 +33,7 @@ ROOMS = {
     "protocols": Room(2, 107),
     "aio": Room(2, 774),
     "codec": Room(2, 140),
-    "net": Room(2, 550),
+    "net": Room(2, 555),
     "plugins": Room(2, 99),
     "recipes": Room(2, 91),
     "data": Room(3, 380),
@@ -41,9 +41,10 @@ ROOMS = {
     "render": Room(4, 4_160),
     "kernels": Room(4, 1_314),
     "sandbox": Room(5, 2_790),
-    "engines": Room(5, 4_763),
+    "engines": Room(5, 4_767),
     "resources": Room(6, 3_808),
     "rewards": Room(6, 2_383),
+    "endpoint": Room(7, 1_200),
     "fleet": Room(7, 1_305),
     "faults": Room(6, 110),
     "testing": Room(7, 190),
@@ -62,11 +63,11 @@ ROOMS = {
     "health": Room(12, 993),
     "api": Room(13, 166),
     "view": Room(13, 1_745),
-    "cli": Room(14, 2_414),
+    "cli": Room(14, 2_515),
     "__main__": Room(15, 8),
     "__init__": Room(16, 67),
 }
-ALSO: set[tuple[str, str]] = {("display", "errors")}
+ALSO: set[tuple[str, str]] = {("display", "errors"), ("endpoint", "rollout")}
 
 # Where a heavy package may be imported, as path prefixes inside src/agentfly. Optional packages have their rows in extras.toml.
 HEAVY = {

@@ -1,6 +1,6 @@
 """One request of a client and the answer to it, whatever the client's dialect: the values between the server and what answers.
 
-    HTTP body -> (chat | responses | messages) -> Call -> (Answerer.answer) -> Answer -> (the same dialect) -> HTTP body or events
+HTTP body -> (chat | responses | messages) -> Call -> (Answerer.answer) -> Answer -> (the same dialect) -> HTTP body or events
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Answerer(Protocol):
     """What a key stands for: a chain that is being played, or a served model."""
 
     async def answer(self, call: Call) -> Answer:
-        """Raises Refused for what the client did wrong, RolloutError if the model failed. Cancelled if the client disconnects."""
+        """Raises Refused for a mistake of the client, RolloutError if the model failed. Cancelled if the client disconnects."""
 
     async def count(self, call: Call) -> int:
         """The tokens of the call's prompt."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import Unpack
 
 from ..engines.openai_wire import write_call
 from ..types import Message, ToolCall
 from .calls import Answer, Call
 from .wire import (
+    Given,
+    Json,
+    Marks,
     as_json,
     asked,
     call_of,
@@ -29,7 +32,7 @@ from .wire import (
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 CONSTRAINED = "needs constrained decoding, which this server does not have"
-REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "n": ((1,), "must be 1: send the request again for another reply"),
     "best_of": ((1,), "must be 1"),
     "logit_bias": (({},), "is not supported"),
@@ -53,7 +56,7 @@ class ChatExchange:
 
     quiet = b": waiting\n\n"
 
-    def __init__(self, body: Mapping[str, Any], **marks: Any) -> None:
+    def __init__(self, body: Given, **marks: Unpack[Marks]) -> None:
         refuse_others(body, REFUSED)
         self.streams = field(body, "stream", bool, False)
         self._tells_usage = field(field(body, "stream_options", dict, {}), "include_usage", bool, False)
@@ -83,7 +86,7 @@ class ChatExchange:
         self._id = new_id("chatcmpl")
         self._created = int(time.time())
 
-    def whole(self, answer: Answer, model: str) -> dict[str, Any]:
+    def whole(self, answer: Answer, model: str) -> Json:
         message = {
             "role": "assistant",
             "content": answer.message.content or (None if answer.message.tool_calls else ""),
@@ -113,22 +116,22 @@ class ChatExchange:
     def failure(self, status: int, sentence: str) -> bytes:
         return data(error_body(status, sentence))
 
-    def _extras(self, answer: Answer) -> dict[str, Any]:
-        extras: dict[str, Any] = {"reasoning_content": answer.thinking} if answer.thinking else {}
+    def _extras(self, answer: Answer) -> Json:
+        extras: Json = {"reasoning_content": answer.thinking} if answer.thinking else {}
         if answer.message.tool_calls:
             extras["tool_calls"] = [write_call(call) for call in answer.message.tool_calls]
         return extras
 
-    def _head(self, kind: str, model: str) -> dict[str, Any]:
+    def _head(self, kind: str, model: str) -> Json:
         return {"id": self._id, "object": kind, "created": self._created, "model": model, "system_fingerprint": None}
 
-    def _chunk(self, model: str, delta: Mapping[str, Any], finish: str | None = None) -> bytes:
+    def _chunk(self, model: str, delta: Given, finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
         usage = {"usage": None} if self._tells_usage else {}
         return data({**self._head("chat.completion.chunk", model), "choices": [choice], **usage})
 
 
-def error_body(status: int, sentence: str) -> dict[str, Any]:
+def error_body(status: int, sentence: str) -> Json:
     """The shape of OpenAI's errors, also those of Responses."""
     kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
@@ -136,7 +139,7 @@ def error_body(status: int, sentence: str) -> dict[str, Any]:
     return {"error": {"message": sentence, "type": kind, "param": None, "code": code}}
 
 
-def _usage(answer: Answer) -> dict[str, Any]:
+def _usage(answer: Answer) -> Json:
     return {
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.completion_tokens,
@@ -146,7 +149,7 @@ def _usage(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _message(message: Mapping[str, Any]) -> Message:
+def _message(message: Given) -> Message:
     role = _ROLES.get(required(message, "role", str))
     if role is None:
         refuse(f"the role {str(message['role'])[:40]!r} is not one of {', '.join(_ROLES)}")
@@ -157,14 +160,14 @@ def _message(message: Mapping[str, Any]) -> Message:
     return Message(role, said, tuple(_call(each) for each in objects(calls, "tool_calls")))  # type: ignore[arg-type]
 
 
-def _call(call: Mapping[str, Any]) -> ToolCall:
+def _call(call: Given) -> ToolCall:
     made = required(call, "function", dict)
     arguments = made.get("arguments")
     text = as_json(arguments) if isinstance(arguments, dict) else field(made, "arguments", str, "")
     return call_of(field(call, "id", str, ""), field(made, "name", str, ""), text)
 
 
-def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+def _tool(tool: Given) -> Json:
     if tool.get("type") != "function":
         refuse(f"a tool of the type {str(tool.get('type'))[:40]!r} is not supported: tools are functions")
     made = required(tool, "function", dict)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import Unpack
 
 from ..types import Message, ToolCall
 from .calls import Answer, Call
 from .wire import (
+    Given,
+    Json,
+    Marks,
     as_json,
     asked,
     content,
@@ -25,7 +28,7 @@ from .wire import (
     unique,
 )
 
-REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "container": ((), "is not supported: this server runs no tools"),
     "mcp_servers": (([],), "is not supported: this server runs no tools"),
     "output_format": ((), "needs constrained decoding, which this server does not have"),
@@ -39,7 +42,7 @@ class MessagesExchange:
 
     quiet = event({"type": "ping"})
 
-    def __init__(self, body: Mapping[str, Any], **marks: Any) -> None:
+    def __init__(self, body: Given, **marks: Unpack[Marks]) -> None:
         refuse_others(body, REFUSED)
         self.streams = field(body, "stream", bool, False)
         if field(body, "output_config", dict, {}).get("format") is not None:
@@ -69,7 +72,7 @@ class MessagesExchange:
         )
         self._id = new_id("msg")
 
-    def whole(self, answer: Answer, model: str) -> dict[str, Any]:
+    def whole(self, answer: Answer, model: str) -> Json:
         return {**self._message(model, answer), "content": _blocks(answer), "stop_reason": _STOPS[answer.finish]}
 
     def opening(self, model: str) -> bytes:
@@ -91,13 +94,13 @@ class MessagesExchange:
     def failure(self, status: int, sentence: str) -> bytes:
         return event(error_body(status, sentence))
 
-    def _message(self, model: str, answer: Answer) -> dict[str, Any]:
+    def _message(self, model: str, answer: Answer) -> Json:
         return {
             "id": self._id, "type": "message", "role": "assistant", "model": model, "stop_reason": None, "stop_sequence": None,
             "usage": _usage(answer),
         }  # fmt: skip
 
-    def _read(self, message: Mapping[str, Any]) -> None:
+    def _read(self, message: Given) -> None:
         """One message. Results of tools in a user's message are messages of their own, before its text."""
         role, given = required(message, "role", str), message.get("content")
         if role not in ("user", "assistant", "system"):
@@ -131,7 +134,7 @@ class MessagesExchange:
             self._messages.append(Message("user", "\n".join(texts)))
 
 
-def error_body(status: int, sentence: str) -> dict[str, Any]:
+def error_body(status: int, sentence: str) -> Json:
     """The shape of Anthropic's errors."""
     kinds = {
         401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
@@ -149,15 +152,15 @@ def _system(value: object) -> str:
     return content(value, "system")
 
 
-def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+def _tool(tool: Given) -> Json:
     if tool.get("type") not in (None, "custom"):
         refuse(f"a tool of the type {str(tool['type'])[:40]!r} is not supported: tools have a name and an input_schema")
     return function(required(tool, "name", str), field(tool, "description", str), required(tool, "input_schema", dict))
 
 
-def _blocks(answer: Answer) -> list[dict[str, Any]]:
+def _blocks(answer: Answer) -> list[Json]:
     message = answer.message
-    blocks: list[dict[str, Any]] = []
+    blocks: list[Json] = []
     if answer.thinking:
         blocks.append({"type": "thinking", "thinking": answer.thinking, "signature": "unsigned"})
     if message.content or not message.tool_calls:
@@ -167,7 +170,7 @@ def _blocks(answer: Answer) -> list[dict[str, Any]]:
     ]
 
 
-def _in_pieces(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _in_pieces(block: Json) -> tuple[Json, list[Json]]:
     """The block as a stream begins it, and what is added to it."""
     if block["type"] == "thinking":
         deltas = [
@@ -180,7 +183,7 @@ def _in_pieces(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, An
     return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": as_json(block["input"])}]
 
 
-def _usage(answer: Answer) -> dict[str, Any]:
+def _usage(answer: Answer) -> Json:
     return {
         "input_tokens": answer.prompt_tokens,
         "cache_creation_input_tokens": 0,

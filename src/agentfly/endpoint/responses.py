@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from dataclasses import field as empty
-from typing import Any
+from typing import Unpack
 
 from ..types import Message, ToolCall
 from .calls import Answer, Call
 from .chat import CONSTRAINED, error_body
 from .wire import (
+    Given,
+    Json,
+    Marks,
     as_json,
     asked,
     call_of,
@@ -33,9 +36,9 @@ from .wire import (
     unique,
 )
 
-__all__ = ["History", "ResponsesExchange", "error_body"]
+__all__ = ["ItemHistory", "ResponsesExchange", "error_body"]
 
-REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "background": ((False,), "is not supported: wait for the answer, or stream it"),
     "conversation": ((), "is not supported: send the history, or previous_response_id"),
     "prompt": ((), "is not supported: send the text of the prompt"),
@@ -51,7 +54,7 @@ _SERVER_SIDE = ("web_search", "web_search_preview")
 
 
 @dataclass(slots=True)
-class History:
+class ItemHistory:
     """What was said so far: the messages, and the thinking of assistant messages by their index."""
 
     messages: list[Message] = empty(default_factory=list)
@@ -61,7 +64,7 @@ class History:
 class ResponsesExchange:
     """A request to /v1/responses. `recall` returns the history up to a response of the same key; None if it is unknown."""
 
-    def __init__(self, body: Mapping[str, Any], recall: Callable[[str], History | None], **marks: Any) -> None:
+    def __init__(self, body: Given, recall: Callable[[str], ItemHistory | None], **marks: Unpack[Marks]) -> None:
         refuse_others(body, REFUSED)
         self.streams = field(body, "stream", bool, False)
         self.stored = field(body, "store", bool, True)
@@ -74,7 +77,7 @@ class ResponsesExchange:
             hint("tool_choice 'required'" if choice == "required" else "parallel_tool_calls false")
         self._wants_encrypted = "reasoning.encrypted_content" in field(body, "include", list, [])
         self._previous = field(body, "previous_response_id", str)
-        before = History() if self._previous is None else recall(self._previous)
+        before = ItemHistory() if self._previous is None else recall(self._previous)
         if before is None:
             refuse(f"there is no response {self._previous[:80]!r} of this key: send the whole history")
         read = _Items(before)
@@ -84,7 +87,7 @@ class ResponsesExchange:
             [{"role": "user", "content": given}] if isinstance(given, str) else objects(field(body, "input", list, []), "input")
         ):
             read.add(item)
-        self.history = History(list(read.messages), dict(read.thinking))
+        self.history = ItemHistory(list(read.messages), dict(read.thinking))
         instructions = field(body, "instructions", str)
         first = [Message("system", instructions)] if instructions else []
         history = opened([*first, *read.messages])
@@ -109,7 +112,7 @@ class ResponsesExchange:
     def quiet(self) -> bytes:
         return self._event("response.in_progress", response=self._response("in_progress", ""))
 
-    def whole(self, answer: Answer, model: str) -> dict[str, Any]:
+    def whole(self, answer: Answer, model: str) -> Json:
         return self._finished(answer, model, self._items(answer))
 
     def opening(self, model: str) -> bytes:
@@ -130,7 +133,7 @@ class ResponsesExchange:
             else:
                 (part,) = item["content"]
                 kind = "response.output_text" if item["type"] == "message" else "response.reasoning_text"
-                extra = {"logprobs": []} if item["type"] == "message" else {}
+                extra: Json = {"logprobs": []} if item["type"] == "message" else {}
                 place["content_index"] = 0
                 yield self._event("response.content_part.added", **place, part={**part, "text": ""})
                 yield self._event(f"{kind}.delta", **place, delta=part["text"], **extra)
@@ -144,15 +147,15 @@ class ResponsesExchange:
         error = {"code": "server_error" if status >= 500 else "invalid_prompt", "message": sentence}
         return self._event("response.failed", response={**self._response("failed", ""), "error": error})
 
-    def after(self, answer: Answer) -> History:
+    def after(self, answer: Answer) -> ItemHistory:
         """The history with the answer, for a request that names this response as its previous one."""
         known = {**self.history.thinking, **({len(self.history.messages): answer.thinking} if answer.thinking else {})}
-        return History([*self.history.messages, answer.message], known)
+        return ItemHistory([*self.history.messages, answer.message], known)
 
-    def _items(self, answer: Answer) -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = []
+    def _items(self, answer: Answer) -> list[Json]:
+        items: list[Json] = []
         if answer.thinking:
-            item = {"id": new_id("rs"), "type": "reasoning", "summary": [], "status": "completed"}
+            item: Json = {"id": new_id("rs"), "type": "reasoning", "summary": [], "status": "completed"}
             item["content"] = [{"type": "reasoning_text", "text": answer.thinking}]
             if self._wants_encrypted:
                 item["encrypted_content"] = base64.b64encode(answer.thinking.encode()).decode()
@@ -163,13 +166,13 @@ class ResponsesExchange:
             items.append(message)
         return items + [self._call(call) for call in answer.message.tool_calls]
 
-    def _call(self, call: ToolCall) -> dict[str, Any]:
+    def _call(self, call: ToolCall) -> Json:
         space, name = self._namespaces.get(call.name, ("", call.name))
         item = {"id": new_id("fc"), "type": "function_call", "status": "completed", "call_id": call.id, "name": name}
         item["arguments"] = as_json(call.arguments)
         return {**item, "namespace": space} if space else item
 
-    def _finished(self, answer: Answer, model: str, items: list[dict[str, Any]]) -> dict[str, Any]:
+    def _finished(self, answer: Answer, model: str, items: list[Json]) -> Json:
         cut = answer.finish == "length"
         response = self._response("incomplete" if cut else "completed", model)
         usage = {
@@ -182,7 +185,7 @@ class ResponsesExchange:
         details = {"reason": "max_output_tokens"} if cut else None
         return {**response, "output": items, "usage": usage, "incomplete_details": details}
 
-    def _response(self, status: str, model: str) -> dict[str, Any]:
+    def _response(self, status: str, model: str) -> Json:
         return {
             "id": self.id, "object": "response", "created_at": self._created, "status": status, "background": False,
             "error": None, "incomplete_details": None, "model": model, "output": [], "parallel_tool_calls": True,
@@ -190,11 +193,11 @@ class ResponsesExchange:
             "tool_choice": self._choice, "tools": self._tools, "truncation": "disabled", "usage": None, **self._given,
         }  # fmt: skip
 
-    def _event(self, kind: str, **values: Any) -> bytes:
+    def _event(self, kind: str, **values: object) -> bytes:
         self._number += 1
         return event({"type": kind, "sequence_number": self._number - 1, **values})
 
-    def _functions(self, tools: list[Any], space: str = "") -> Iterator[dict[str, Any]]:
+    def _functions(self, tools: list[object], space: str = "") -> Iterator[Json]:
         """The functions among the tools, those of namespaces included. A call names its namespace beside its tool."""
         for tool in objects(tools, "tools"):
             kind = tool.get("type")
@@ -212,15 +215,15 @@ class ResponsesExchange:
                 refuse(f"a tool of the type {str(kind)[:40]!r} is not supported: tools are functions")
 
 
-class _Items(History):
+class _Items(ItemHistory):
     """Reads items. `stage` is that of the last item of the reply that is being read; -1 if there is none."""
 
-    def __init__(self, before: History) -> None:
+    def __init__(self, before: ItemHistory) -> None:
         super().__init__(list(before.messages), dict(before.thinking))
         self._stage = -1
         self._thought = ""
 
-    def add(self, item: Mapping[str, Any]) -> None:
+    def add(self, item: Given) -> None:
         kind = item.get("type") or "message"
         role = _ROLES.get(required(item, "role", str)) if kind == "message" else None
         if kind == "message" and role is None:
@@ -239,7 +242,7 @@ class _Items(History):
         else:
             refuse(f"an item of the type {str(kind)[:40]!r} is not supported")
 
-    def _add_reply(self, kind: str, item: Mapping[str, Any]) -> None:
+    def _add_reply(self, kind: str, item: Given) -> None:
         stage = _STAGES[kind]
         begins = self._stage < 0 or stage < self._stage or (stage == self._stage == 1)
         self._stage = stage
@@ -257,13 +260,13 @@ class _Items(History):
         else:
             self.messages[-1] = Message("assistant", last.content + text, last.tool_calls + calls)
 
-    def _call(self, item: Mapping[str, Any]) -> ToolCall:
+    def _call(self, item: Given) -> ToolCall:
         name, space = required(item, "name", str), field(item, "namespace", str)
         shown = f"{space}__{name}" if space else name
         return call_of(required(item, "call_id", str), shown, field(item, "arguments", str, ""))
 
 
-def _thought(item: Mapping[str, Any]) -> str:
+def _thought(item: Given) -> str:
     """The thinking in an item of ours: its content or, from a client that drops the content, what stands for it."""
     shown = content(item.get("content"), "content", "") or content(item.get("summary"), "summary", "")
     hidden = field(item, "encrypted_content", str, "")

@@ -22,8 +22,8 @@ from ..net.guard import Guard
 from ..net.server import Receive, Scope, Send, WebServer
 from . import chat, messages
 from .calls import Answer, Answerer, Closed, Refused
-from .responses import History, ResponsesExchange
-from .wire import Exchange, as_json, read_body
+from .responses import ItemHistory, ResponsesExchange
+from .wire import Exchange, Given, Json, Marks, as_json, read_body
 
 log = logging.getLogger(__name__)
 CLOSED = {"chat": 401, "responses": 400, "messages": 403}
@@ -91,7 +91,7 @@ class EndpointServer:
         self._alive_s = alive_s
         self._in_flight: Counter[bytes] = Counter()
         self._working: set[asyncio.Task[Any]] = set()
-        self._stored: OrderedDict[tuple[bytes, str], tuple[History, int]] = OrderedDict()
+        self._stored: OrderedDict[tuple[bytes, str], tuple[ItemHistory, int]] = OrderedDict()
         self._stored_bytes = 0
         self._started = int(time.time())
         self._web = WebServer(
@@ -114,7 +114,7 @@ class EndpointServer:
         await self._web.start()
 
     async def close(self) -> None:
-        """Stop listening and cancel the calls that are being answered: their clients read that the chain has ended. Idempotent."""
+        """Stop listening and cancel the calls that are being answered: their clients read it. Idempotent."""
         for working in self._working:
             working.cancel()
         await self._web.close()
@@ -225,7 +225,7 @@ class EndpointServer:
 
     def _read(self, path: str, headers: Mapping[str, str], body: bytes, owner: bytes) -> Exchange:
         made = read_body(body)
-        marks = {
+        marks: Marks = {
             "digest": hashlib.sha256(body).hexdigest(),
             "is_retry": headers.get("x-stainless-retry-count", "0") not in ("0", ""),
             "agent": next((headers.get(name, "")[:128] for mark, name in _AGENT_MARKS if mark in headers), ""),
@@ -233,10 +233,10 @@ class EndpointServer:
         if path == "/v1/chat/completions":
             return chat.ChatExchange(made, **marks)
         if path == "/v1/responses":
-            return ResponsesExchange(made, lambda id: self._stored.get((owner, id), (None, 0))[0], **marks)
+            return ResponsesExchange(made, lambda name: self._stored.get((owner, name), (None, 0))[0], **marks)
         return messages.MessagesExchange(made, **marks)
 
-    def _models(self, name: str | None) -> dict[str, Any]:
+    def _models(self, name: str | None) -> Json:
         """The one model, in the shape of both vendors."""
         made = {
             "id": self.model if name is None else name, "object": "model", "created": self._started, "owned_by": "agentfly",
@@ -258,7 +258,7 @@ class EndpointServer:
 def _result(working: asyncio.Future[Any]) -> Any:
     """The result of an answerer. Raises Refused for whatever it raised."""
     if working.cancelled():
-        raise Closed("the chain of this key has ended")
+        raise Closed("the call was cancelled: its chain has ended, or the server stops")
     error = working.exception()
     if error is None:
         return working.result()
@@ -289,8 +289,8 @@ def _routes(path: str) -> str:
     return ", ".join(_PATHS)
 
 
-def _error_body(dialect: str, status: int, sentence: str) -> dict[str, Any]:
-    return (messages if dialect == "messages" else chat).error_body(status, sentence)
+def _error_body(dialect: str, status: int, sentence: str) -> Json:
+    return messages.error_body(status, sentence) if dialect == "messages" else chat.error_body(status, sentence)
 
 
 def _key_of(headers: Mapping[str, str]) -> str:
@@ -302,7 +302,7 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "replace")).digest()
 
 
-async def _send_json(send: Send, status: int, value: Mapping[str, Any], more: Sequence[tuple[bytes, bytes]] = ()) -> None:
+async def _send_json(send: Send, status: int, value: Given, more: Sequence[tuple[bytes, bytes]] = ()) -> None:
     body = as_json(value).encode("utf-8", "replace")
     head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *more]
     await send({"type": "http.response.start", "status": status, "headers": head})

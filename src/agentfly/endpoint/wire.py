@@ -9,9 +9,10 @@ import json
 import logging
 import math
 import secrets
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypedDict
 
 from ..engines.openai_wire import read_call
 from ..net.json_body import load_json
@@ -20,8 +21,33 @@ from ..types import Message, ToolCall
 from .calls import Answer, Asked, Call, Refused
 
 log = logging.getLogger(__name__)
-_KINDS: dict[type, str] = {str: "a text", bool: "true or false", int: "an integer", float: "a number", list: "a list", dict: "an object"}
+Json = dict[str, Any]
+Given = Mapping[str, Any]
+_KINDS: dict[type, str] = {
+    str: "a text",
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
+}
+_BELOW_1 = math.nextafter(1, 0)
+_BOUNDS = {
+    "temperature": (0, sys.float_info.max, "0 or more"),
+    "top_p": (sys.float_info.min, 1, "above 0 and at most 1"),
+    "top_k": (0, math.inf, "0 (off) or more"),
+    "min_p": (0, _BELOW_1, "at least 0 and below 1"),
+    "max_tokens": (1, math.inf, "at least 1"),
+}
 _warned: set[str] = set()
+
+
+class Marks(TypedDict, total=False):
+    """What a request says beside its body; see `Call`."""
+
+    digest: str
+    is_retry: bool
+    agent: str
 
 
 class Exchange(Protocol):
@@ -29,9 +55,11 @@ class Exchange(Protocol):
 
     call: Call
     streams: bool
-    quiet: bytes
 
-    def whole(self, answer: Answer, model: str) -> dict[str, Any]:
+    @property
+    def quiet(self) -> bytes: ...
+
+    def whole(self, answer: Answer, model: str) -> Json:
         """The answer as one JSON object."""
 
     def opening(self, model: str) -> bytes:
@@ -48,7 +76,7 @@ def refuse(sentence: str) -> NoReturn:
     raise Refused(400, sentence)
 
 
-def read_body(body: bytes) -> dict[str, Any]:
+def read_body(body: bytes) -> Json:
     """The JSON object of a request's body, its texts encodable."""
     try:
         value = load_json(body)
@@ -61,7 +89,7 @@ def read_body(body: bytes) -> dict[str, Any]:
     return value
 
 
-def field(body: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
+def field(body: Given, name: str, kind: type, default: object = None) -> Any:
     """The value of a field; `default` if it is absent or null."""
     value = body.get(name)
     if value is None:
@@ -72,7 +100,7 @@ def field(body: Mapping[str, Any], name: str, kind: type, default: Any = None) -
     return value
 
 
-def required(body: Mapping[str, Any], name: str, kind: type) -> Any:
+def required(body: Given, name: str, kind: type) -> Any:
     """The value of a field that must be there."""
     value = field(body, name, kind)
     if value is None:
@@ -80,7 +108,7 @@ def required(body: Mapping[str, Any], name: str, kind: type) -> Any:
     return value
 
 
-def objects(values: Sequence[Any], name: str) -> Iterator[Mapping[str, Any]]:
+def objects(values: Sequence[object], name: str) -> Iterator[Given]:
     """The members of a list of objects."""
     for value in values:
         if not isinstance(value, dict):
@@ -88,7 +116,7 @@ def objects(values: Sequence[Any], name: str) -> Iterator[Mapping[str, Any]]:
         yield value
 
 
-def asked(body: Mapping[str, Any], limit: str, stop: str) -> Asked:
+def asked(body: Given, limit: str, stop: str) -> Asked:
     """The sampling that a body asks for. `limit` and `stop` are the names of the fields in its dialect."""
     stops = body.get(stop)
     stops = [stops] if isinstance(stops, str) else field(body, stop, list, [])
@@ -99,19 +127,13 @@ def asked(body: Mapping[str, Any], limit: str, stop: str) -> Asked:
         "top_k": field(body, "top_k", int), "min_p": field(body, "min_p", float),
         "max_tokens": field(body, limit, int), "seed": field(body, "seed", int),
     }  # fmt: skip
-    for name, fits, bound in (
-        ("temperature", lambda value: 0 <= value < math.inf, "0 or more"),
-        ("top_p", lambda value: 0 < value <= 1, "above 0 and at most 1"),
-        ("top_k", lambda value: value >= 0, "0 (off) or more"),
-        ("min_p", lambda value: 0 <= value < 1, "at least 0 and below 1"),
-        ("max_tokens", lambda value: value >= 1, "at least 1"),
-    ):
-        if given[name] is not None and not fits(given[name]):
+    for name, (least, most, bound) in _BOUNDS.items():
+        if given[name] is not None and not least <= given[name] <= most:
             refuse(f"{limit if name == 'max_tokens' else name} must be {bound}")
     return Asked(**given, stop=tuple(stops))
 
 
-def refuse_others(body: Mapping[str, Any], table: Mapping[str, tuple[Sequence[Any], str]]) -> None:
+def refuse_others(body: Given, table: Mapping[str, tuple[Sequence[object], str]]) -> None:
     """Refuse each field of the table that has another value than null and the values that change nothing."""
     for name, (neutral, why) in table.items():
         value = body.get(name)
@@ -135,7 +157,7 @@ def content(value: object, name: str, glue: str = "\n") -> str:
     return glue.join(part_text(part, name) for part in objects(value, name))
 
 
-def part_text(part: Mapping[str, Any], name: str) -> str:
+def part_text(part: Given, name: str) -> str:
     """The text of one part of a content."""
     kind = part.get("type")
     if kind in ("text", "input_text", "output_text", "summary_text", "reasoning_text"):
@@ -159,16 +181,16 @@ def call_of(id: str, name: str, arguments: str) -> ToolCall:  # noqa: A002  its 
     return call
 
 
-def function(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+def function(name: str, description: str | None, parameters: Given | None) -> Json:
     """A function schema in OpenAI's form."""
-    shown: dict[str, Any] = {"name": name}
+    shown: Json = {"name": name}
     if description:
         shown["description"] = description
-    shown["parameters"] = {key: value for key, value in (parameters or {"type": "object", "properties": {}}).items()}
+    shown["parameters"] = dict(parameters or {"type": "object", "properties": {}})
     return {"type": "function", "function": shown}
 
 
-def unique(tools: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+def unique(tools: Iterable[Json]) -> tuple[Json, ...]:
     """The tools. Refuses two of one name: a call could not say which it means."""
     found = tuple(tools)
     names = [tool["function"]["name"] for tool in found]
@@ -204,7 +226,8 @@ def _in_order(messages: list[Message]) -> list[Message]:
             last = (len(calls), "")
             results = sorted(ordered[at:end], key=lambda message: calls.get(message.tool_call_id or "", last)[0])
             ordered[at:end] = [
-                replace(each, name=calls[each.tool_call_id or ""][1]) if each.tool_call_id in calls else each for each in results
+                replace(each, name=calls[each.tool_call_id or ""][1]) if each.tool_call_id in calls else each
+                for each in results
             ]
         at = max(at, end)
     return ordered
@@ -224,6 +247,6 @@ def data(value: object) -> bytes:
     return f"data: {as_json(value)}\n\n".encode()
 
 
-def event(value: Mapping[str, Any]) -> bytes:
+def event(value: Given) -> bytes:
     """A server-sent event that is named by its type."""
     return f"event: {value['type']}\ndata: {as_json(value)}\n\n".encode()

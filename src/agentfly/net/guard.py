@@ -29,6 +29,12 @@ def token_from(variable: str | None, setting: str) -> str | None:
     return token
 
 
+def check_token(token: str, what: str = "the token") -> None:
+    """Raises ConfigError for a token that is too short, or that a header cannot hold."""
+    if not token.isascii() or len(token) < MIN_TOKEN or any(letter.isspace() for letter in token):
+        raise ConfigError(f"{what} must have {MIN_TOKEN} characters or more, in ASCII and without spaces")
+
+
 class Guard:
     """The rules of one server. `own_pages`: the server's own HTML pages may send requests to it.
 
@@ -52,8 +58,8 @@ class Guard:
     ) -> None:
         if not is_loopback(host) and not (token or keyed):
             raise ConfigError(f"a server on {host} can be reached from other machines and needs a token: {cure}")
-        if token and (not token.isascii() or len(token) < MIN_TOKEN or any(letter.isspace() for letter in token)):
-            raise ConfigError(f"the token must have {MIN_TOKEN} characters or more, in ASCII and without spaces")
+        if token:
+            check_token(token)
         self.local = is_loopback(host)
         self._token = token
         self._own_pages = own_pages
