@@ -90,7 +90,10 @@ def test_results_without_ids_are_those_of_the_calls_in_order_and_with_ids_in_any
     for ids in (False, True):
         session = Session()
         called = session.says(USER, text=CALLED + CALLED.replace("1", "5"), tools=(ADD,))
-        results = [Message("tool", name, tool_call_id=call.id if ids else None) for name, call in zip("xy", called.tool_calls)]
+        results = [
+            Message("tool", name, tool_call_id=call.id if ids else None)
+            for name, call in zip("xy", called.tool_calls, strict=True)
+        ]
         session.says(USER, called, *(results[::-1] if ids else results), tools=(ADD,))
         assert [result.observation for result in session.trajectory.turns[0].results] == ["x", "y"]
 

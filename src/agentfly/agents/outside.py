@@ -34,6 +34,7 @@ from ..endpoint.replies import Replies
 from ..endpoint.server import EndpointServer, Keys
 from ..errors import ConfigError, WorldError
 from ..protocols import Engine
+from ..render.parsers import Parser
 from ..rewards import reward as as_reward_function
 from ..rollout import Plan
 from ..rollout.activity import Activity
@@ -44,6 +45,9 @@ from ..types import Outcome, Task, Trajectory
 from .base import BaseAgent
 
 MAX_IN_FLIGHT = 64
+MAX_OUTPUT = 1 << 20
+INHERITED = ("PATH", "LANG", "LC_ALL", "TERM", "TZ", "USER", "SHELL", "TMPDIR", "SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS")
+"""The variables that a command sees of this process's, which may hold secrets."""
 KILL_S = 2.0
 """Seconds that a command has to end after SIGTERM."""
 
@@ -92,7 +96,8 @@ class OutsideAgent(BaseAgent):
     function        sync (it runs in a thread) or async. What it returns is the prediction or, if the agent has no reward, the
                     reward. With a parameter `env` it gets the chain's environment
     command         a command line in place of a function: its words may hold fields of the task in braces, such as {question}.
-                    It runs in a folder of its own with `llm.env`, and what it prints is the prediction
+                    It runs in a folder of its own, which is its HOME, and what it prints is the prediction. Of this process's
+                    variables it sees those of INHERITED, `variables` and `llm.env`. It and what it started end with the chain
     parser          the format of tool calls in replies, as in ToolAgent
     thinking        "exact": a reply that comes back without its thinking begins a new row; "keep": it is taken as complete
     asked_sampling  "refuse" a temperature or truncation that is not the run's, or "override" it
@@ -101,13 +106,14 @@ class OutsideAgent(BaseAgent):
     def __init__(
         self,
         model: str | Path | Engine = "",
-        function: Callable[..., Any] | None = None,
+        function: Callable[..., object] | None = None,
         *,
         command: str | Sequence[str] | None = None,
-        parser: Any = "auto",
+        parser: str | Parser = "auto",
+        variables: Mapping[str, str] | None = None,
         thinking: Literal["exact", "keep"] = "exact",
         asked_sampling: Literal["refuse", "override"] = "refuse",
-        reward: Any = returned,
+        reward: object = returned,
         **options: Any,
     ) -> None:
         super().__init__(model, reward=reward, **options)
@@ -127,7 +133,7 @@ class OutsideAgent(BaseAgent):
                 )
         if thinking not in ("exact", "keep") or asked_sampling not in ("refuse", "override"):
             raise ConfigError('thinking is "exact" or "keep", and asked_sampling is "refuse" or "override"')
-        self.function, self.parser = function, parser
+        self.function, self.parser, self.variables = function, parser, dict(variables or {})
         self.command = shlex.split(command) if isinstance(command, str) else list(command or ())
         self.thinking, self.asked_sampling = thinking, asked_sampling
         self.player = self.play
@@ -153,7 +159,9 @@ class OutsideAgent(BaseAgent):
         started: float,
     ) -> Outcome:  # fmt: skip
         """Run the code of one chain; see `rollout.chain.play`."""
-        server, keys, replies = self._servers[asyncio.get_running_loop()][-1]
+        if not (opened := self._servers.get(asyncio.get_running_loop())):
+            raise ConfigError(f"{type(self).__name__} plays chains where `serving` is open: this backend does not open it")
+        server, keys, replies = opened[-1]
         chain = ChainAnswerer(
             plan, trajectory, context, activity, started, replies,
             keeps_thinking=self.thinking == "keep", overrides=self.asked_sampling == "override",
@@ -186,7 +194,7 @@ class OutsideAgent(BaseAgent):
         trajectory.prediction = "" if value is None else str(value)
         return chain.hit or Outcome.FINISHED
 
-    async def _call(self, task: Task, llm: Llm, context: Context) -> Any:
+    async def _call(self, task: Task, llm: Llm, context: Context) -> object:
         function = self.function
         assert function is not None
         more = {"env": context.env} if "env" in inspect.signature(function).parameters else {}
@@ -198,19 +206,32 @@ class OutsideAgent(BaseAgent):
     async def _run_command(self, task: Task, llm: Llm) -> str:
         question = task.messages[-1].content if task.messages else ""
         words = [_filled(word, {"question": question, **task.fields}) for word in self.command]
-        with tempfile.TemporaryDirectory(prefix="agentfly-") as folder:
+        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        with tempfile.TemporaryDirectory(prefix="agentfly-", ignore_cleanup_errors=True) as folder:
             process = await asyncio.create_subprocess_exec(
-                *words, cwd=folder, env={**os.environ, **llm.env, "HOME": folder}, start_new_session=True,
+                *words, cwd=folder, env={**inherited, **self.variables, **llm.env, "HOME": folder}, start_new_session=True,
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             )  # fmt: skip
+            said, complaint = bytearray(), bytearray()
+            readers = [asyncio.create_task(_keep_last(*pair)) for pair in ((process.stdout, said), (process.stderr, complaint))]
             try:
-                said, complaint = await process.communicate()
+                await process.wait()
             finally:
                 await _end_group(process)
+                await asyncio.wait(readers, timeout=KILL_S)  # what left the group may hold the pipes
+                for reader in readers:
+                    reader.cancel()
         if process.returncode:
             last = complaint.decode("utf-8", "replace").strip()[-300:]
             raise WorldError(f"{words[0]} ended with status {process.returncode}: {last}")
         return said.decode("utf-8", "replace").strip()
+
+
+async def _keep_last(stream: asyncio.StreamReader | None, kept: bytearray) -> None:
+    """Read a stream to its end, and keep the last MAX_OUTPUT bytes."""
+    while stream is not None and (part := await stream.read(1 << 16)):
+        kept += part
+        del kept[:-MAX_OUTPUT]
 
 
 async def _end_group(process: asyncio.subprocess.Process) -> None:
@@ -222,7 +243,7 @@ async def _end_group(process: asyncio.subprocess.Process) -> None:
             await asyncio.wait_for(process.wait(), KILL_S if number == signal.SIGTERM else None)
 
 
-def _filled(word: str, fields: Mapping[str, Any]) -> str:
+def _filled(word: str, fields: Mapping[str, object]) -> str:
     """A word of the command with the fields that it names in braces; other braces stay."""
     for name, value in fields.items():
         word = word.replace("{" + name + "}", str(value))
@@ -235,7 +256,7 @@ class outside_agent:  # noqa: N801 - a decorator
     The name of the function, or `file.py:NAME`, is an `agent.kind` of a config.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         self.function = function
         update_wrapper(self, function)
         plugins.register("agents", function.__name__, self)

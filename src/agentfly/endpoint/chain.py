@@ -24,7 +24,7 @@ from .wire import refuse
 
 
 @dataclass(slots=True)
-class _Running:
+class _OpenCall:
     """A call with a body. It is `delivered` once a client has its answer."""
 
     task: asyncio.Task[Answer]
@@ -48,7 +48,7 @@ class ChainAnswerer:
         self._plan, self._trajectory, self._context, self._activity = plan, trajectory, context, activity
         self._started, self._replies, self._overrides = started, replies, overrides
         self._lineage = Lineage(trajectory.id, plan.renderer, replies, keeps_thinking)
-        self._calls: dict[str, _Running] = {}
+        self._calls: dict[str, _OpenCall] = {}
         self._tasks: set[asyncio.Task[Answer]] = set()
         self._sampling = 0
         self._closed = False
@@ -57,7 +57,7 @@ class ChainAnswerer:
         """See `Answerer`. Calls with one body are one call while nobody has its answer, however often they are sent."""
         running = self._calls.get(call.digest) if call.digest else None
         if running is None or not (call.is_retry or not (running.delivered or running.waiting)):
-            running = _Running(asyncio.create_task(self._reply(call, self._begin())))
+            running = _OpenCall(asyncio.create_task(self._reply(call, self._begin())))
             self._calls[call.digest] = running
             self._tasks.add(running.task)
             running.task.add_done_callback(self._ended)

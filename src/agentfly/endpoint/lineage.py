@@ -26,7 +26,7 @@ Key = tuple[str, str]
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class CallNode:
     """A reply with what was said before it. `messages` are those that the renderer saw, `length` their ids in `row.prompt`."""
 
     messages: list[Message]
@@ -64,7 +64,7 @@ class Lineage:
     replies: Replies
     keeps_thinking: bool = False
     sessions: list[str] = field(default_factory=list)
-    _nodes: dict[tuple[str, tuple[Key, ...]], Node] = field(default_factory=dict)
+    _nodes: dict[tuple[str, tuple[Key, ...]], CallNode] = field(default_factory=dict)
     _said: set[Key] = field(default_factory=set)
 
     def place(self, call: Call, now: float) -> Place:
@@ -98,7 +98,7 @@ class Lineage:
         row.reply(completion.token_ids)
         messages = [*place.messages, Message("assistant", completion.text, turn.calls)]
         keys = [*place.keys, self._key(answer.message, answer.thinking)]
-        node = Node(messages, keys, place.tools, completion, row, len(row.prompt), turn, now)
+        node = CallNode(messages, keys, place.tools, completion, row, len(row.prompt), turn, now)
         self._nodes[place.tools, tuple(keys)] = node
 
     def _key(self, message: Message, thinking: str) -> Key:
@@ -107,7 +107,7 @@ class Lineage:
         calls = [(call.name, call.arguments) for call in message.tool_calls]
         return _canonical((message.role, said, calls)), "" if self.keeps_thinking else thinking.strip()
 
-    def _go_on(self, node: Node, new: Sequence[Message], call: Call, now: float) -> tuple[OpenRow, list[Message]]:
+    def _go_on(self, node: CallNode, new: Sequence[Message], call: Call, now: float) -> tuple[OpenRow, list[Message]]:
         history = [*node.messages, *new]
         extension = Extension([])
         if self.renderer is not None:

@@ -126,9 +126,8 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
     context = Context(opening.task, trajectory)
     lease: Lease | None = None
     activity = None if plan.activities is None else plan.activities.add(trajectory)
-    started = time.perf_counter()
     chain_ends, of_group = deadline(plan.limits, until)
-    limit, phase = TimeLimit(chain_ends), "environment"
+    started, limit, phase = time.perf_counter(), TimeLimit(chain_ends), "environment"
     tell(plan, trajectory, "chain_started")
     try:
         try:
@@ -153,8 +152,7 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
             if where.startswith("sampling") and not isinstance(error, EndedLate):
                 if isinstance(plan.engine, RemoteEngine):
                     await plan.engine.check_alive()
-                if plan.agent.player is None:
-                    _end_reply(trajectory, context.cut)
+                _end_reply(plan.agent, trajectory, context.cut)
             trajectory.outcome, trajectory.error = Outcome.MAX_TIME, str(late)
         if trajectory.outcome.trainable and plan.reward is not None:
             phase = "scoring"
@@ -387,8 +385,13 @@ def add_score(trajectory: Trajectory, result: Score) -> None:
         turn.reward += extra
 
 
-def _end_reply(trajectory: Trajectory, cut: Turn | None) -> None:
-    """Record the reply that was cut off: its tokens are trained. It is empty if the engine passed none to `on_cut`."""
+def _end_reply(agent: AgentLike, trajectory: Trajectory, cut: Turn | None) -> None:
+    """Record the reply that was cut off: its tokens are trained. It is empty if the engine passed none to `on_cut`.
+
+    A chain with a loop of its own counts as it stood: replies in flight are not recorded.
+    """
+    if agent.player is not None:
+        return
     turn = cut or Turn([], not trajectory.turns, Completion(text="", stop="length"))
     trajectory.turns.append(turn)
     trajectory.messages.append(Message("assistant", turn.completion.text))
