@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +16,8 @@ from agentfly.learn.samples import check_tokens, to_samples
 from agentfly.rows import rows_of
 from agentfly.testing import ByteRenderer
 from agentfly.types import Completion, Message, Outcome, Task, ToolCall, Trajectory
+
+from .test_dialects import RECORDED, REWRITES, exchange
 
 SYSTEM, USER = Message("system", "be brief"), Message("user", "6 x 7?")
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}, "b": {}}}}}
@@ -169,6 +173,26 @@ def test_a_row_whose_call_was_lost_is_not_gone_on_with() -> None:
     session.says(USER, said, Message("user", "again"))
     assert session.whys == ["first", "history cut"]
     assert "lost" not in "".join(session.rows())
+
+
+@pytest.mark.parametrize("client", sorted(set(RECORDED) - {"openai_responses_previous"}))  # which sends no history
+def test_what_real_clients_send_back_is_one_row_for_all_but_those_that_rewrite(client: str) -> None:
+    session = Session()
+    replies = [*RECORDED[client]["replies"], ["The end.", []]]
+    sent = [exchange(request["path"], request["body"]).call for request in RECORDED[client]["requests"]]
+    for call, after, (text, calls) in zip(sent, [*sent[1:], None], replies, strict=True):
+        thought = after.thinking.get(len(call.messages)) if after else None  # the reply had it, and the client sent it back
+        made = [f"<tool_call>\n{json.dumps({'name': name, 'arguments': given})}\n</tool_call>" for name, given in calls]
+        said = "\n".join([*([text] if text else []), *made])
+        session.gets(
+            (session.lineage.place(call, 0.0), call.tools), f"<think>\n{thought}\n</think>\n\n{said}" if thought else said
+        )
+    rewritten = ["reply edited"] if client in REWRITES else [""] * (len(replies) - 1)
+    assert session.whys == ["first", *rewritten]
+    assert len(session.rows()) == len(set(session.whys) - {""})
+    if client not in REWRITES:
+        counts = Counter(name for _, calls in replies for name, _ in calls)
+        assert session.trajectory.tool_counts == counts and all(turn.results for turn in session.trajectory.turns[:-1])
 
 
 def test_messages_are_logged_once() -> None:
