@@ -7,14 +7,16 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from agentfly import OutsideAgent, outside_agent, train
+from agentfly import OutsideAgent, outside_agent, plugins, train
 from agentfly.agents.outside import Llm
+from agentfly.api import config_for
 from agentfly.build import build_agent
 from agentfly.config import Config
 from agentfly.errors import ConfigError, EngineError
@@ -370,6 +372,7 @@ def test_a_decorated_function_is_an_agent_for_a_config_too() -> None:
         ({"function": 7}, "is called with \\(task, llm\\), and 7 cannot be called"),
         ({"function": two_turns, "tools": ["add"]}, "an agent with code of its own has no tools here"),
         ({"function": two_turns, "system": "Be good."}, "has no system here"),
+        ({"function": two_turns, "on_tool_error": "end"}, "has no reactions here"),
         ({"function": two_turns, "thinking": "drop"}, 'thinking is "exact" or "keep"'),
         ({"function": two_turns, "asked_sampling": "allow"}, 'asked_sampling is "refuse" or "override"'),
     ],
@@ -377,6 +380,19 @@ def test_a_decorated_function_is_an_agent_for_a_config_too() -> None:
 def test_an_agent_that_cannot_be_is_refused(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         OutsideAgent(ScriptedEngine([]), **options)
+
+
+def test_a_limit_of_turns_that_the_endpoint_cannot_keep_is_refused() -> None:
+    agent = agent_of(two_turns, SURE)
+    agent.limits = replace(agent.limits, turn_timeout_s=5.0)
+    with pytest.raises(ConfigError, match="rollout.turn_timeout_s has no turns to limit"):
+        run(agent)
+
+
+def test_a_training_names_a_decorated_function_in_its_config() -> None:
+    agent = documented(ScriptedEngine(SURE), renderer=ByteRenderer(), reward="exact_match")
+    kind = config_for(agent, "arithmetic", {}).agent.kind
+    assert kind == f"{__name__}:documented" and isinstance(plugins.resolve("agents", kind), outside_agent)
 
 
 def test_it_cannot_be_talked_to() -> None:

@@ -112,6 +112,7 @@ class BaseAgent:
         self.history = as_history(history)
         self.engine_options = engine_options(engine)
         self.player: Player | None = None
+        self.described_as = ""  # the kind that a config names in place of the class
         self._opened: tuple[Engine, Renderer | None] | None = None
         self._renderer = renderer
 

@@ -121,16 +121,13 @@ class OutsideAgent(BaseAgent):
             raise ConfigError("OutsideAgent runs a function or a command: give one of them")
         if function is not None and not callable(function):
             raise ConfigError(f"the function of OutsideAgent is called with (task, llm), and {function!r} cannot be called")
-        for name, value in (
-            ("tools", self.tools),
-            ("system", self.system),
-            ("examples", self._examples),
-            ("history", self.history),
-        ):
-            if value:
-                raise ConfigError(
-                    f"an agent with code of its own has no {name} here: its code writes the prompts and runs the tools"
-                )
+        given = {"tools": self.tools, "system": self.system, "examples": self._examples, "history": self.history}
+        reactions = ("end", self.on_no_tool_call), ("continue", self.on_invalid_call), ("continue", self.on_tool_error)
+        given["reactions"] = any(own != default for default, own in reactions)
+        if odd := [name for name, value in given.items() if value]:
+            raise ConfigError(
+                f"an agent with code of its own has no {odd[0]} here: its code writes the prompts and runs the tools"
+            )
         if thinking not in ("exact", "keep") or asked_sampling not in ("refuse", "override"):
             raise ConfigError('thinking is "exact" or "keep", and asked_sampling is "refuse" or "override"')
         self.function, self.parser, self.variables = function, parser, dict(variables or {})
@@ -159,6 +156,10 @@ class OutsideAgent(BaseAgent):
         started: float,
     ) -> Outcome:  # fmt: skip
         """Run the code of one chain; see `rollout.chain.play`."""
+        if plan.limits.turn_timeout_s is not None:
+            raise ConfigError(
+                "rollout.turn_timeout_s has no turns to limit where the agent's code runs: set agent.chain_timeout_s"
+            )
         if not (opened := self._servers.get(asyncio.get_running_loop())):
             raise ConfigError(f"{type(self).__name__} plays chains where `serving` is open: this backend does not open it")
         server, keys, replies = opened[-1]
@@ -262,4 +263,6 @@ class outside_agent:  # noqa: N801 - a decorator
         plugins.register("agents", function.__name__, self)
 
     def __call__(self, model: str | Path | Engine = "", **options: Any) -> OutsideAgent:
-        return OutsideAgent(model, self.function, **options)
+        made = OutsideAgent(model, self.function, **options)
+        made.described_as = plugins.reference_of(self)
+        return made
