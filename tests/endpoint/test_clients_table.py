@@ -1,4 +1,4 @@
-"""The table of clients in docs/bring-your-own.md is what their recorded requests give when they are replayed through the tree."""
+"""The table of clients in docs/bring-your-own.md is what their recorded requests give in the tree of a chain."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ CLIENTS = {
 }
 
 
+THOUGHTS = {
+    client: "hm" if client in ("codex", "claude_code") else "I should add." for client in RECORDED if client not in REWRITES
+}
+
+
 def reasons(client: str, **options: Any) -> str:
     """Why rows of the recorded chain begin after its first; the first reply has a thought."""
     session, recorded = Session(**options), RECORDED[client]
@@ -35,7 +40,7 @@ def reasons(client: str, **options: Any) -> str:
             place = session.asks(*call.messages, tools=call.tools, thinking=dict(call.thinking))
         text, calls = recorded["replies"][number] if number < len(recorded["replies"]) else ("Done.", [])
         made = "".join(
-            f'\n<tool_call>\n{{"name": "{name}", "arguments": {_json(given)}}}\n</tool_call>' for name, given in calls
+            f'\n<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(given)}}}\n</tool_call>' for name, given in calls
         )
         thought = "<think>\n" + THOUGHTS[client] + "\n</think>\n\n" if number == 0 and client in THOUGHTS else ""
         session.gets(place, thought + text + made)
@@ -43,17 +48,13 @@ def reasons(client: str, **options: Any) -> str:
     return ", ".join(sorted(set(whys))) or "none"
 
 
-def _json(value: object) -> str:
-    import json
-
-    return json.dumps(value)
-
-
-THOUGHTS = {
-    client: "hm" if client in ("codex", "claude_code") else "I should add." for client in RECORDED if client not in REWRITES
-}
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_row_of_the_table_is_so(name: str) -> None:
+    found = {(reasons(client), reasons(client, keeps_thinking=True)) for client in CLIENTS[name]}
+    (row,) = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {name} |")]
+    assert found == {tuple(cell.strip() for cell in row.strip("|").split("|")[1:])}
 
 
-def test_print() -> None:
-    for name, clients in CLIENTS.items():
-        print(name, [(reasons(c), reasons(c, keeps_thinking=True)) for c in clients])
+def test_every_recorded_client_stands_in_the_table() -> None:
+    alone = {"openai_responses_previous"}  # previous_response_id: the history is ours
+    assert {client for clients in CLIENTS.values() for client in clients} == set(RECORDED) - alone
