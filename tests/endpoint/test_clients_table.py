@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from .test_dialects import RECORDED, REWRITES, exchange
 from .test_lineage import Session
