@@ -51,7 +51,7 @@ ROOMS = {
     "rollout": Room(7, 1_332),
     "agents": Room(8, 973),
     "envs": Room(8, 10_531),
-    "learn": Room(8, 6_298),
+    "learn": Room(8, 6_325),
     "runs": Room(8, 3_060),
     "pocket": Room(9, 259),
     "watch": Room(9, 2_393),
