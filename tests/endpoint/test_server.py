@@ -180,6 +180,28 @@ def test_a_silent_stream_is_kept_alive_by_events_that_the_client_counts(path: st
 
 
 @pytest.mark.parametrize("path", BODIES)
+def test_a_stream_tells_the_text_before_the_answer_is_there(path: str) -> None:
+    answerer = Scripted(says("Hello you."))
+
+    async def body(server: EndpointServer, client: httpx.AsyncClient, keys: Keys) -> bytes:
+        answerer.gate, found = asyncio.Event(), b""
+        answerer.pieces = ["Hel", "lo"]
+        async with client.stream("POST", path, json={**BODIES[path], "stream": True}) as answer:
+            async for piece in answer.aiter_raw():
+                found += piece
+                if b"lo" in found:  # so the answer comes after its beginning has been read
+                    answerer.gate.set()
+        return found
+
+    found = serve(answerer, body)
+    assert found.count(b"Hel") == (1 if path == CHAT else 1 if path == MESSAGES else 5)
+    assert b" you." in found
+    if path == RESPONSES:
+        numbers = [event["sequence_number"] for event in read_events(found)]
+        assert numbers == list(range(len(numbers)))
+
+
+@pytest.mark.parametrize("path", BODIES)
 def test_a_failure_after_a_stream_has_begun_is_an_event(path: str) -> None:
     answerer = Scripted(EngineError("no memory"))
 
