@@ -49,7 +49,7 @@ ROOMS = {
     "faults": Room(6, 110),
     "testing": Room(7, 190),
     "rollout": Room(7, 1_332),
-    "agents": Room(8, 973),
+    "agents": Room(8, 990),
     "envs": Room(8, 10_531),
     "learn": Room(8, 6_280),
     "runs": Room(8, 3_060),
