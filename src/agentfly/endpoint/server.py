@@ -182,11 +182,11 @@ class EndpointServer:
                 return
             if counts:
                 await _send_json(send, 200, {"input_tokens": result})
+            elif begun:
+                await _send_more(send, b"".join(exchange.events(result, self.model)), last=True)
             elif exchange.streams:
-                events = b"".join(exchange.events(result, self.model))
-                if not begun:
-                    await _send_stream_head(send)
-                    events = exchange.opening(self.model) + events
+                events = exchange.opening(self.model) + b"".join(exchange.events(result, self.model))
+                await _send_stream_head(send, len(events))
                 await _send_more(send, events, last=True)
             else:
                 await _send_json(send, 200, exchange.whole(result, self.model))
@@ -309,8 +309,10 @@ async def _send_json(send: Send, status: int, value: Given, more: Sequence[tuple
     await send({"type": "http.response.body", "body": body})
 
 
-async def _send_stream_head(send: Send) -> None:
+async def _send_stream_head(send: Send, length: int | None = None) -> None:
     head = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+    if length is not None:  # known, if the answer was there before the stream began
+        head.append((b"content-length", str(length).encode()))
     await send({"type": "http.response.start", "status": 200, "headers": head})
 
 
