@@ -27,7 +27,7 @@ ROOMS = {
     "old_names": Room(0, 15),
     "cache": Room(1, 13),
     "types": Room(1, 374),
-    "rows": Room(2, 80),
+    "rows": Room(2, 82),
     "schema": Room(1, 150),
     "foreign_names": Room(1, 59),
     "protocols": Room(2, 107),

@@ -15,11 +15,11 @@ from agentfly.health.audit import _tokens
 from agentfly.learn.algorithms.interface import Chains
 from agentfly.learn.algorithms.replay import _arrays
 from agentfly.learn.samples import check_chains, check_tokens, rows_of_chains, to_samples
-from agentfly.rows import OpenRow, digest_of, row_numbers, rows_of
+from agentfly.rows import OpenRow, digest_of, is_one_conversation, row_numbers, rows_of
 from agentfly.runs.codec import decode, encode, from_json, to_json
 from agentfly.runs.rows import TokenSeries
 from agentfly.runs.trained import training_of
-from agentfly.types import Completion, Outcome, Task, Trajectory, Turn
+from agentfly.types import Completion, Outcome, RowReason, Task, Trajectory, Turn
 from agentfly.view.chains import tokens_json
 
 
@@ -118,6 +118,16 @@ def test_values_per_token_belong_to_the_turns_of_their_row() -> None:
     chain_row: Any = SimpleNamespace(split="train", outcome="finished", step=1)
     series = TokenSeries(5, trained=[True] * 3 + [False, True])
     assert training_of(reader, chain_row, trajectory, series).turns == [[False], [True, True], [True], [True]]
+
+
+def test_what_is_one_conversation() -> None:
+    def begun(*whys: RowReason) -> Trajectory:
+        return chain(*(replace(turn(None, "P", "a"), why=why) for why in whys))
+
+    assert all(map(is_one_conversation, (begun("first", ""), begun("first", "template restarts"), begun("", ""))))
+    assert not any(
+        map(is_one_conversation, (begun("first", "first"), begun("first", "rewritten"), begun("first", "history cut")))
+    )
 
 
 def test_rows_are_stored() -> None:
