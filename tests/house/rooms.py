@@ -44,7 +44,7 @@ ROOMS = {
     "engines": Room(5, 4_827),
     "resources": Room(6, 3_808),
     "rewards": Room(6, 2_383),
-    "endpoint": Room(7, 1_460),
+    "endpoint": Room(7, 1_545),
     "fleet": Room(7, 1_305),
     "faults": Room(6, 110),
     "testing": Room(7, 190),
