@@ -41,7 +41,7 @@ ROOMS = {
     "render": Room(4, 4_160),
     "kernels": Room(4, 1_422),
     "sandbox": Room(5, 2_790),
-    "engines": Room(5, 4_827),
+    "engines": Room(5, 4_825),
     "resources": Room(6, 3_808),
     "rewards": Room(6, 2_383),
     "endpoint": Room(7, 1_545),
