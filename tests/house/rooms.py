@@ -39,7 +39,7 @@ ROOMS = {
     "tools": Room(4, 1_360),
     "render": Room(4, 4_160),
     "kernels": Room(4, 1_314),
-    "sandbox": Room(5, 2_790),
+    "sandbox": Room(5, 3_022),
     "engines": Room(5, 4_763),
     "resources": Room(6, 3_808),
     "rewards": Room(6, 2_383),
@@ -47,8 +47,8 @@ ROOMS = {
     "faults": Room(6, 110),
     "testing": Room(7, 190),
     "rollout": Room(7, 1_302),
-    "agents": Room(8, 678),
-    "envs": Room(8, 10_531),
+    "agents": Room(8, 741),
+    "envs": Room(8, 12_400),
     "learn": Room(8, 6_256),
     "runs": Room(8, 3_059),
     "pocket": Room(9, 259),
@@ -127,7 +127,7 @@ MAX_LINES_OF_A_FILE = 450
 MAX_LINES_OF_A_FUNCTION = 80
 MAX_DOCSTRING_OF_A_MODULE = 12
 MAX_IMPORT_CHAIN = 27
-MAX_ANY = 516
+MAX_ANY = 520
 
 # What stands above a limit today. A row goes when its file, function, name or folder keeps the limit: the test asks for it.
 LONG_FILES: dict[str, int] = {

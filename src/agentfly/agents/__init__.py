@@ -4,7 +4,10 @@ from .base import BaseAgent
 from .code import CodeAgent
 from .react import ReactAgent
 from .search import SearchAgent
+from .shell import BashAgent, WorkspaceAgent
 from .think import ThinkAgent
 from .tool import ToolAgent
 
-__all__ = ["BaseAgent", "CodeAgent", "ReactAgent", "SearchAgent", "ThinkAgent", "ToolAgent"]
+__all__ = [
+    "BaseAgent", "BashAgent", "CodeAgent", "ReactAgent", "SearchAgent", "ThinkAgent", "ToolAgent", "WorkspaceAgent",
+]  # fmt: skip
