@@ -2,7 +2,7 @@
 
     env.py        Workspace, the environment; inside.py is its end behind the walls, trees.py makes the task's tree
     tools.py      bash, read, edit, grep, run_tests, submit
-    grade.py      what is taken from a chain's tree into a fresh workspace; values.py and process.py are the two ways to judge
+    grade.py      what is taken from a chain's tree into a fresh workspace; values.py, process.py and verifier.py judge
     reward.py     workspace_success, workspace_tests
     repair/       generated repositories with planted bugs: tasks, solver, demonstrations
     readers.py    Harbor and Terminal-Bench folders, SWE-bench-like rows

@@ -20,13 +20,14 @@ from ...errors import ConfigError, DataError, WorldError, blame
 from ...resources.spec import Cost, Environment
 from ...sandbox.limits import TIERS, WorkspaceLayout
 from ...types import Task, ToolResult
-from . import process, trees, values
+from . import process, trees, values, verifier
 from .box import OUTPUT_CHARS, SLACK_S, Box, Fields, Lost, Settings, open_box
 from .grade import GradedTests, check_tests, kept_changes
 
 LIMIT_S = 60.0
 """How long the tests of a task may run. Its field `tests_limit_s` says otherwise."""
 LONGEST_S = 600.0
+SUBMITTED = "The work is submitted already; nothing was done."
 
 
 class Workspace(Environment):
@@ -171,7 +172,9 @@ class Workspace(Environment):
         return await self.bash(str(fields.get("test_command") or "python -m pytest -q -x -p no:cacheprovider"))
 
     async def submit(self) -> ToolResult:
-        """OutputEnds the chain: the tree is judged as it is."""
+        """Ends the chain: the tree is judged as it is."""
+        if self.submitted:
+            return ToolResult(observation=SUBMITTED, error="bad_arguments")
         self.submitted = True
         return ToolResult(observation="Submitted.", done=True)
 
@@ -248,7 +251,7 @@ class Workspace(Environment):
         except Lost as error:
             return GradedTests(0, 1, str(error))
         kept = kept_changes(changes, before, fields.get("tests") or {})
-        judge = process.judge if fields.get("cases") is None else values.judge
+        judge = values.judge if fields.get("cases") is not None else verifier.judge if fields.get("verifier") else process.judge
         with blame(WorldError, "the workspace of a reward failed"):
             return await judge(self.fresh, fields, kept, limit_s)
 
@@ -259,16 +262,15 @@ class Workspace(Environment):
         from .repair.solver import act, solve
         from .repair.tasks import easy_repair_tasks
 
-        async def play(work: Workspace, task: Task) -> float:
+        async def play(work: Workspace, task: Task) -> None:
             for name, arguments in solve(task):
                 await getattr(work, name)(**arguments)
-            return await score(work, task)
 
         async def score(work: Workspace, task: Task) -> float:
             return float((await work.grade()).success)
 
         tasks = load_tasks(easy_repair_tasks("test", 2))
-        return {"tasks": tasks, "actions": act, "solver": play, "do_nothing": score}
+        return {"tasks": tasks, "actions": act, "solver": play, "do_nothing": lambda work, task: None, "score": score}
 
     # ---- parts ----
 
@@ -279,6 +281,8 @@ class Workspace(Environment):
     async def _use(self, action: Callable[[Box], Awaitable[ToolResult]]) -> ToolResult:
         """Runs an action in the workspace of this chain, one at a time. Answers for a workspace that is lost meanwhile."""
         async with self._turn:
+            if self.submitted:
+                return ToolResult(observation=SUBMITTED, error="bad_arguments")
             if self._closed:
                 raise WorldError("the workspace is closed: reset it before the next call")
             try:

@@ -3,10 +3,11 @@
     chain's workspace -- changed regular files --> kept_changes --> fresh workspace: the task's tree, the changes, its tests
 
 `kept_changes` drops what configures or is imported by a test runner, and every file of the tests. A task is judged in one of
-two ways, by its fields:
+three ways, by its fields:
 
     cases    values.py: functions are called, and the values that they return are compared here. Nothing the code does can
              change what is expected
+    verifier verifier.py: a script of the task runs and writes a number, as in Harbor's format
     tests    process.py: test files run in the code's process, once as they are and once with wrong expectations (the control).
              A test counts if it passes in the one and fails in the other
 """
@@ -46,6 +47,11 @@ class GradedTests:
     passed: int
     tests: int
     why: str = ""
+    share: float | None = None  # where the task's own judge gives a number between
+
+    @property
+    def score(self) -> float:
+        return self.passed / self.tests if self.share is None else self.share
 
     @property
     def success(self) -> bool:
@@ -98,6 +104,8 @@ def check_tests(fields: Fields) -> None:
         for number, case in enumerate(cases):
             if not isinstance(case, Mapping) or not {"call", "args", "expected"} <= set(case) or ":" not in str(case["call"]):
                 raise DataError(f"cases[{number}] needs 'call' (\"module:function\"), 'args' and 'expected'")
+        return
+    if fields.get("verifier"):
         return
     tests = fields.get("tests")
     if not isinstance(tests, Mapping) or not tests:

@@ -13,13 +13,13 @@ from .env import LONGEST_S, Workspace
 async def _success(work: Workspace) -> dict[str, float]:
     """1 if every test of the task passes in a fresh workspace with the chain's changes."""
     graded = await work.grade()
-    return {"reward": float(graded.success), "passed": graded.passed / graded.tests, "tests": graded.tests}
+    return {"reward": float(graded.success), "passed": graded.score, "tests": graded.tests}
 
 
 async def _tests(work: Workspace) -> dict[str, float]:
     """The share of the task's tests that pass in a fresh workspace with the chain's changes."""
     graded = await work.grade()
-    return {"reward": graded.passed / graded.tests, "tests": graded.tests}
+    return {"reward": graded.score, "tests": graded.tests}
 
 
 workspace_success = FunctionReward(_success, name="workspace_success", timeout_s=2 * LONGEST_S)
