@@ -33,6 +33,7 @@ ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".zip")
 MAX_BYTES = 4 << 30
 GIT_S = 120.0
 _lock = threading.Lock()
+_layers: dict[tuple[str, str, str], str] = {}  # by repo, tree and commit: what was unpacked is not looked at again
 
 
 @cache
@@ -85,17 +86,22 @@ def check_path(path: object) -> str:
 
 def layer_of(fields: Mapping[str, object]) -> str:
     """The name of the task's tree in the store, unpacked if it is not there yet; empty for a task without one. Blocks."""
+    repo, tree, commit = (str(fields.get(name) or "") for name in ("repo", "tree", "commit"))
+    known = _layers.get((repo, tree, commit))
+    if known is not None:
+        return known
     check_source(fields)
-    if repo := str(fields.get("repo") or ""):
-        commit = _git(repo, "rev-parse", "--verify", f"{fields.get('commit') or 'HEAD'}^{{commit}}").decode().strip()
-        return _layer(f"git {os.path.realpath(repo)} {commit}", lambda to: _unpack_commit(repo, commit, to))
-    if not fields.get("tree"):
-        return ""
-    path = os.path.realpath(str(fields["tree"]))
-    if os.path.isdir(path):
-        return _layer(f"folder {path} {_stamp(path)}", lambda to: _copy_folder(path, to))
-    seen = os.stat(path)
-    return _layer(f"archive {path} {seen.st_size} {seen.st_mtime_ns}", lambda to: _unpack(path, to))
+    with _lock:
+        if repo:
+            sha = _git(repo, "rev-parse", "--verify", f"{commit or 'HEAD'}^{{commit}}").decode().strip()
+            layer = _layer(f"git {os.path.realpath(repo)} {sha}", lambda to: _unpack_commit(repo, sha, to))
+        elif tree:
+            unpack = _copy_folder if os.path.isdir(tree) else _unpack
+            layer = _layer(f"tree {os.path.realpath(tree)}", lambda to: unpack(tree, to))
+        else:
+            layer = ""
+        _layers[repo, tree, commit] = layer
+    return layer
 
 
 def names_of(layer: str) -> set[str]:
@@ -117,19 +123,18 @@ def read_file(layer: str, path: str) -> bytes | None:
 
 
 def _layer(key: str, unpack: Callable[[str], None]) -> str:
-    name = sha256(key.encode()).hexdigest()[:24]
-    with _lock:
-        place = os.path.join(store(), name)
-        if os.path.isdir(place):
-            return name
-        half = f"{place}.part"
-        try:
-            os.mkdir(half, 0o755)
-            unpack(half)
-            _tidy(half)
-            os.rename(half, place)
-        finally:
-            remove_tree(half)
+    name = sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:24]
+    place = os.path.join(store(), name)
+    if os.path.isdir(place):
+        return name
+    half = f"{place}.part"
+    try:
+        os.mkdir(half, 0o755)
+        unpack(half)
+        _tidy(half)
+        os.rename(half, place)
+    finally:
+        remove_tree(half)
     return name
 
 
@@ -151,19 +156,6 @@ def _tidy(top: str) -> None:
             if size > MAX_BYTES:
                 raise DataError(f"the tree is larger than {MAX_BYTES >> 30} GB")
             os.chmod(path, 0o755 if stat.S_ISDIR(seen.st_mode) or seen.st_mode & 0o100 else 0o644)
-
-
-def _stamp(path: str) -> str:
-    """A digest of names, sizes and times of a folder: a tree that has changed is another layer."""
-    digest = sha256()
-    for folder, folders, files in os.walk(path):
-        folders.sort()
-        for name in sorted(files):
-            seen = os.lstat(os.path.join(folder, name))
-            digest.update(
-                f"{folder}/{name} {seen.st_size} {seen.st_mtime_ns} {seen.st_mode}\n".encode("utf-8", "surrogateescape")
-            )
-    return digest.hexdigest()
 
 
 def _copy_folder(path: str, to: str) -> None:
