@@ -221,3 +221,30 @@ def test_a_layer_that_is_no_archive_and_a_commit_that_is_none_are_one_sentence(t
 def test_an_option_that_cannot_work_is_refused_before_anything_starts(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         Workspace(**options)
+
+
+@pytest.mark.filterwarnings("ignore:sandbox tier process")
+@pytest.mark.parametrize("tier", ["landlock", "process"])
+def test_without_a_namespace_no_process_of_the_machine_is_stopped_and_the_repair_is_paid(tier: str) -> None:
+    """A late command and a judge stop what they have started; the machine's own processes may have begun meanwhile."""
+    cases = [{"call": "app:f", "args": [2], "expected": 3}]
+
+    async def action(work: Workspace) -> Any:
+        late = asyncio.create_task(work.bash("touch begun; sleep 60", limit_s=1.0))
+        await asyncio.sleep(0.3)  # after the command has begun; if it has not, this test sees less
+        others = [await asyncio.create_subprocess_exec("sleep", "60") for _ in range(2)]
+        try:
+            stopped = await late
+            await work.edit("app.py", "return 2", "return x + 1")
+            graded = await work.grade()
+            return stopped.error, graded.success, [other.returncode for other in others]
+        finally:
+            for other in others:
+                if other.returncode is None:
+                    other.kill()
+                await other.wait()
+
+    try:
+        assert using(action, {"files": FILES, "cases": cases}, tier=tier) == ("timeout", True, [None, None])
+    except ConfigError as error:
+        pytest.skip(str(error))

@@ -186,16 +186,17 @@ class Inside:
         return [None if late else status, *output.parts()]
 
     def processes(self) -> set[int]:
-        try:
-            return {int(name) for name in os.listdir("/proc") if name.isdigit()}
-        except OSError:
-            return set()  # the tier has no /proc: what a command left running ends with the workspace
+        """The processes of the workspace. Empty without a PID namespace: others of the machine would be among them, so what a
+        command left running ends with the workspace."""
+        if os.getpid() != 1 or not os.path.isdir("/proc/1"):
+            return set()
+        return {int(name) for name in os.listdir("/proc") if name.isdigit()}
 
     def kill(self, before: set[int]) -> None:
         """Kills every process that was started since `before`, except the shell."""
         for _ in range(20):
             spared = before | {self.shell.pid} if self.shell else before
-            new = self.processes() - spared if before else set()
+            new = self.processes() - spared if before else set()  # empty: not a namespace of this workspace
             for pid in new:
                 try:
                     os.kill(pid, signal.SIGKILL)

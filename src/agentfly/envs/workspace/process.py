@@ -49,7 +49,8 @@ root = os.getcwd()
 place = next((n for n, path in enumerate(sys.path) if "site-packages" in path or "dist-packages" in path), len(sys.path))
 sys.path[place:place] = [root, *(p for p in (os.path.join(root, "src"), os.path.join(root, "lib")) if os.path.isdir(p))]
 code = pytest.main(
-    ["-q", "--tb=no", "-c", os.devnull, "--rootdir", root, "-p", "no:cacheprovider", "-o", "addopts=", *given["files"]],
+    ["-q", "--tb=no", "-c", os.devnull, "--rootdir", root, "--confcutdir", root, "-p", "no:cacheprovider", "-o", "addopts=",
+     *given["files"]],
     plugins=[plugin],
 )
 say("", "end", int(code))

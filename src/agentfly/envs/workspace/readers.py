@@ -15,9 +15,9 @@ import logging
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ...errors import DataError
 from .grade import check_tests
@@ -25,6 +25,7 @@ from .trees import check_path, check_source
 
 log = logging.getLogger(__name__)
 Row = dict[str, Any]
+Item = TypeVar("Item")
 PLACES = ("/app", "/testbed", "/workspace", "/work", "/root", "/home", "/")
 """Folders of a Dockerfile that mean the tree of the workspace."""
 IGNORED = ("FROM", "LABEL", "MAINTAINER", "ARG", "EXPOSE", "SHELL", "STOPSIGNAL", "HEALTHCHECK", "CMD", "ENTRYPOINT", "USER")
@@ -64,7 +65,7 @@ def read_swe(path: str | Path, *, repos: str | Path, skip: bool = False) -> list
     return list(_kept(rows, lambda item: swe_row(*item), skip))
 
 
-def _kept(items: Any, read: Any, skip: bool) -> Iterator[Row]:
+def _kept(items: Iterable[Item], read: Callable[[Item], Row], skip: bool) -> Iterator[Row]:
     for item in items:
         try:
             yield read(item)
