@@ -248,3 +248,16 @@ def test_without_a_namespace_no_process_of_the_machine_is_stopped_and_the_repair
         assert using(action, {"files": FILES, "cases": cases}, tier=tier) == ("timeout", True, [None, None])
     except ConfigError as error:
         pytest.skip(str(error))
+
+
+def test_what_cannot_be_had_is_said_before_the_first_chain() -> None:
+    for fields, options, kind in (
+        ({"tree": "/nowhere"}, {}, DataError),
+        ({"files": FILES, "cases": []}, {}, DataError),
+        ({"files": FILES, "tests": {"test_a.py": "def test(): pass"}}, {}, DataError),
+        ({"files": FILES}, {"tier": "landlock", "network": "loopback"}, ConfigError),
+    ):
+        with pytest.raises(kind):
+            asyncio.run(Workspace.make_ready(Task("t", (), fields), **options))
+    asyncio.run(Workspace.make_ready(Task("t", (), {"files": FILES})))
+    asyncio.run(Workspace.make_ready(None))

@@ -14,6 +14,7 @@ from typing import Any
 from ...aio.threads import run_in_thread
 from ...errors import DataError, WorldError
 from ...sandbox.limits import CellResult, SandboxLimits, WorkspaceLayout
+from ...sandbox.server import SandboxServer
 from ...sandbox.session import SandboxSession
 from ...sandbox.shared_server import SharedServer, borrow
 from . import trees
@@ -90,13 +91,23 @@ class Box:
             await self.session.close()
 
 
-async def open_box(settings: Settings, fields: Fields, files: Files | None = None) -> Box:
-    """A new workspace with the tree of the task, and these files over it. Raises ConfigError if the tier does not work here."""
+async def prepare(settings: Settings, fields: Fields) -> None:
+    """Starts the sandbox server and unpacks the tree of a task. Raises ConfigError if the tier does not work here."""
+    (await _borrow(settings, fields))[2].leave()
+
+
+async def _borrow(settings: Settings, fields: Fields) -> tuple[str, SandboxServer, SharedServer]:
     layer = await run_in_thread(trees.layer_of, fields)
     server, shared = await borrow(
         settings.tier, settings.min_tier, settings.limits(), preload=(INSIDE,),
         layout=WorkspaceLayout(trees.store(), settings.network),
     )  # fmt: skip
+    return layer, server, shared
+
+
+async def open_box(settings: Settings, fields: Fields, files: Files | None = None) -> Box:
+    """A new workspace with the tree of the task, and these files over it. Raises ConfigError if the tier does not work here."""
+    layer, server, shared = await _borrow(settings, fields)
     try:
         box = Box(await server.session(layer), shared)
     except BaseException:

@@ -21,7 +21,7 @@ from ...resources.spec import Cost, Environment
 from ...sandbox.limits import TIERS, WorkspaceLayout
 from ...types import Task, ToolResult
 from . import process, trees, values, verifier
-from .box import OUTPUT_CHARS, SLACK_S, Box, Fields, Lost, Settings, open_box
+from .box import OUTPUT_CHARS, SLACK_S, Box, Fields, Lost, Settings, open_box, prepare
 from .grade import GradedTests, check_tests, kept_changes
 
 LIMIT_S = 60.0
@@ -83,9 +83,7 @@ class Workspace(Environment):
         """Starts the sandbox server and unpacks the task's tree, so that what cannot work is said before the first chain."""
         if task is not None:
             check_task(task)
-        work = Workspace(**options)
-        box = await open_box(work.settings, task.fields if task else {})
-        await box.close()
+        await prepare(Workspace(**options).settings, task.fields if task else {})
 
     async def reset(self, task: Task | None = None) -> None:
         """Begins a new workspace with the task's tree."""
@@ -330,6 +328,8 @@ async def _write(box: Box, path: str, text: str, done: str) -> ToolResult:
 def check_task(task: Task) -> None:
     """Raises DataError for a task whose tree or tests cannot be had."""
     trees.check_source(task.fields)
+    if any(task.fields.get(name) is not None for name in ("cases", "tests", "verifier")):
+        check_tests(task.fields)
 
 
 def cut_middle(text: str, most: int) -> str:
