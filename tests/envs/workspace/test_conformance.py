@@ -8,7 +8,7 @@ from agentfly import check_env
 from agentfly.envs.workspace.env import Workspace
 
 GROWTH = "memory and handles do not grow"
-"""Left out: on a loaded machine asyncio keeps the cancelled timers of slow calls for a while, and the check plays few episodes."""
+"""Left out: asyncio keeps cancelled timers of slow calls for a while, and on a loaded machine the check plays few episodes."""
 
 
 @pytest.mark.nightly
