@@ -24,6 +24,8 @@ _PUBLIC = {
     "SearchAgent": "agents",
     "BashAgent": "agents",
     "WorkspaceAgent": "agents",
+    "OutsideAgent": "agents",
+    "outside_agent": "agents",
     "train": "training",
     "evaluate": "training",
     "dpo": "training",
@@ -55,7 +57,18 @@ _PUBLIC = {
 __all__ = ["__version__", *_PUBLIC]
 
 if TYPE_CHECKING:
-    from .agents import BaseAgent, BashAgent, CodeAgent, ReactAgent, SearchAgent, ThinkAgent, ToolAgent, WorkspaceAgent
+    from .agents import (
+        BaseAgent,
+        BashAgent,
+        CodeAgent,
+        OutsideAgent,
+        ReactAgent,
+        SearchAgent,
+        ThinkAgent,
+        ToolAgent,
+        WorkspaceAgent,
+        outside_agent,
+    )
     from .api import train
     from .config import Config
     from .data import load_tasks

@@ -2,6 +2,7 @@
 
 from .base import BaseAgent
 from .code import CodeAgent
+from .outside import OutsideAgent, outside_agent
 from .react import ReactAgent
 from .search import SearchAgent
 from .shell import BashAgent, WorkspaceAgent
@@ -9,5 +10,6 @@ from .think import ThinkAgent
 from .tool import ToolAgent
 
 __all__ = [
-    "BaseAgent", "BashAgent", "CodeAgent", "ReactAgent", "SearchAgent", "ThinkAgent", "ToolAgent", "WorkspaceAgent",
+    "BaseAgent", "BashAgent", "CodeAgent", "OutsideAgent", "ReactAgent", "SearchAgent", "ThinkAgent", "ToolAgent",
+    "WorkspaceAgent", "outside_agent",
 ]  # fmt: skip
