@@ -22,6 +22,8 @@ _PUBLIC = {
     "CodeAgent": "agents",
     "ThinkAgent": "agents",
     "SearchAgent": "agents",
+    "BashAgent": "agents",
+    "WorkspaceAgent": "agents",
     "OutsideAgent": "agents",
     "outside_agent": "agents",
     "train": "training",
@@ -55,7 +57,18 @@ _PUBLIC = {
 __all__ = ["__version__", *_PUBLIC]
 
 if TYPE_CHECKING:
-    from .agents import BaseAgent, CodeAgent, OutsideAgent, ReactAgent, SearchAgent, ThinkAgent, ToolAgent, outside_agent
+    from .agents import (
+        BaseAgent,
+        BashAgent,
+        CodeAgent,
+        OutsideAgent,
+        ReactAgent,
+        SearchAgent,
+        ThinkAgent,
+        ToolAgent,
+        WorkspaceAgent,
+        outside_agent,
+    )
     from .api import train
     from .config import Config
     from .data import load_tasks

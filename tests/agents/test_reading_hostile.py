@@ -32,7 +32,7 @@ def multiply(a: float, b: float) -> float:
     return a * b
 
 
-TOOLS: dict[str, list[Tool]] = {"code": [Tool(echo, name="python")], "think": [], "search": [search]}
+TOOLS: dict[str, list[Tool]] = {"code": [Tool(echo, name="python")], "think": [], "search": [search], "bash": []}
 AGENTS: dict[str, BaseAgent] = {
     name: plugins.resolve("agents", name)(ScriptedEngine([]), tools=TOOLS.get(name, [search, multiply]))
     for name in plugins.BUILTIN["agents"]

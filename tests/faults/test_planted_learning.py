@@ -255,12 +255,12 @@ def another_reference(patch: Patch) -> None:
 
 
 def shared_seeds(patch: Patch) -> None:
-    real = rollout_chain._sampling
+    real = rollout_chain.sampling_of
 
     def sampling(base: Any, room: int, trajectory: Any, turn: int) -> Any:
         return real(base, room, replace(trajectory, chain=trajectory.chain // 2), turn)
 
-    patch.setattr(rollout_chain, "_sampling", sampling)
+    patch.setattr(rollout_chain, "sampling_of", sampling)
 
 
 def rewards_exchanged(patch: Patch) -> None:

@@ -13,6 +13,7 @@ def test_each_hierarchy_gets_its_limits_and_swap_does_not_lift_them() -> None:
     assert groups.settings("memory") == [
         ("memory.limit_in_bytes", memory, True),
         ("memory.memsw.limit_in_bytes", memory, False),
+        ("memory.kmem.tcp.limit_in_bytes", memory, False),
     ]
     assert groups.settings("pids") == [("pids.max", "11", True)]
     unified = {file: (value, needed) for file, value, needed in groups.settings("v2")}

@@ -5,7 +5,11 @@ from .code import CodeAgent
 from .outside import OutsideAgent, outside_agent
 from .react import ReactAgent
 from .search import SearchAgent
+from .shell import BashAgent, WorkspaceAgent
 from .think import ThinkAgent
 from .tool import ToolAgent
 
-__all__ = ["BaseAgent", "CodeAgent", "OutsideAgent", "ReactAgent", "SearchAgent", "ThinkAgent", "ToolAgent", "outside_agent"]
+__all__ = [
+    "BaseAgent", "BashAgent", "CodeAgent", "OutsideAgent", "ReactAgent", "SearchAgent", "ThinkAgent", "ToolAgent",
+    "WorkspaceAgent", "outside_agent",
+]  # fmt: skip

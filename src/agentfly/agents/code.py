@@ -7,6 +7,7 @@ refused, because code in a block cannot call them.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -62,7 +63,7 @@ class CodeAgent(BaseAgent):
 
     def parse(self, completion: Completion) -> Action:
         text = completion.text[after_thinking(completion.text) :]
-        blocks, outside = _blocks(text)
+        blocks, outside = fenced_blocks(text, _PYTHON)
         marks = [mark for start, end in outside for mark in _ANSWER.finditer(text, start, end)]
         if marks:
             return Action(answer=text[marks[-1].end() :].strip())
@@ -77,23 +78,23 @@ class CodeAgent(BaseAgent):
         return Action(calls=(ToolCall("python", {argument: code.encode("utf-8", "replace").decode()}),))
 
 
-def _blocks(text: str) -> tuple[list[str | None], list[tuple[int, int]]]:
-    """Returns the Python blocks of a reply (None for one that is not closed) and the spans of text outside all blocks."""
+def fenced_blocks(text: str, languages: Collection[str]) -> tuple[list[str | None], list[tuple[int, int]]]:
+    """Returns the blocks in these languages (None for one that is not closed) and the spans of text outside all blocks."""
     blocks: list[str | None] = []
     outside: list[tuple[int, int]] = []
-    begin, inside, python = 0, False, False
+    begin, inside, wanted = 0, False, False
     for fence in _FENCE.finditer(text):
         info = fence[1].strip().lower().partition(" ")[0]
         if inside and not info:
-            if python:
+            if wanted:
                 blocks.append(text[begin : fence.start()].removeprefix("\n"))
             begin, inside = fence.end(), False
             continue
         if not inside:
             outside.append((begin, fence.start()))
-        begin, inside, python = fence.end(), True, info in _PYTHON
+        begin, inside, wanted = fence.end(), True, info in languages
     if not inside:
         outside.append((begin, len(text)))
-    elif python:
+    elif wanted:
         blocks.append(None)
     return blocks, outside

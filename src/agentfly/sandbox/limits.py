@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from ..errors import ConfigError
 from ..types import SandboxLimit
 
 TIERS = ("process", "landlock", "namespace")  # weakest first
+NETWORKS = ("none", "loopback")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,20 @@ class SandboxLimits:
             value = getattr(self, field.name)
             if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
                 raise ValueError(f"sandbox limit {field.name} must be a positive number, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceLayout:
+    """What makes the sessions of a server workspaces. Each begins with a tree of the folder `trees`, which it may change
+    without an effect on others: at /workspace, or below the tier namespace in the folder `work` of its home. `network` is
+    "none", or "loopback": a private network in which only 127.0.0.1 exists."""
+
+    trees: str
+    network: str = "none"
+
+    def __post_init__(self) -> None:
+        if self.network not in NETWORKS:
+            raise ConfigError(f"the network of a workspace is {' or '.join(map(repr, NETWORKS))}, not {self.network!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,10 @@ from typing import Any
 from ..errors import ConfigError, WorldError
 from .interpreter.cells import CHUNK
 from .interpreter.process import bootstrap
-from .limits import TIERS, SandboxLimits
+from .limits import TIERS, SandboxLimits, WorkspaceLayout
 from .runtime.protocol import COMMAND, NEW
 from .session import SLOW_S, SandboxSession
-from .tiers import CURES, WORDS, not_stopped
+from .tiers import CURES, WORDS, no_loopback, not_stopped, workspace_notes
 
 log = logging.getLogger(__name__)
 SUPERVISOR = bootstrap("agentfly_sandbox", "sandbox.runtime.supervisor")
@@ -61,6 +61,7 @@ class SandboxServer:
     def __init__(self, tier: str, limits: SandboxLimits) -> None:
         self.tier, self.limits = tier, limits
         self.facts: dict[str, Any] = {}
+        self.layout: WorkspaceLayout | None = None
         self.start_timeout_s = 60.0
         self.ended: str | None = None  # the reason, once the server has ended
         self._loop = asyncio.get_running_loop()
@@ -84,13 +85,14 @@ class SandboxServer:
         visible: Sequence[str] = (),
         cgroup: bool = True,
         mounts: bool = True,
+        layout: WorkspaceLayout | None = None,
     ) -> SandboxServer:
         """Starts a server of the given tier, or of the strictest that works here and is not below `min_tier` (by default the
         given tier, or `namespace`). Raises ConfigError with what to enable if none works.
 
         `preload` names modules that all sessions share, if they are installed. `visible` adds paths that sessions may read.
         `cgroup=False` makes no cgroups, `mounts=False` no private mounts in the tier `landlock`: it then works as on a machine
-        that forbids them."""
+        that forbids them. `layout` makes its sessions workspaces."""
         for name in (tier, min_tier):
             if name is not None and name not in TIERS:
                 raise ConfigError(f"no sandbox tier is called {name!r}; known: {', '.join(reversed(TIERS))}")
@@ -103,19 +105,24 @@ class SandboxServer:
         failures = []
         for name in candidates:
             server = cls(name, limits or SandboxLimits())
+            server.layout = layout
             try:
                 server._spawn(preload, visible, cgroup, mounts)
                 await server._launch()
             except WorldError as error:
                 failures.append(f"the sandbox tier {name!r} cannot be had here ({error}): {CURES[name]}")
                 continue
+            if layout is not None and layout.network == "loopback" and (lack := no_loopback(name, server.facts)):
+                await server.close()
+                raise ConfigError(f"the sandbox tier {name!r}: {lack}")
             if name == "process":
                 warnings.warn(f"sandbox tier {WORDS['process']}", stacklevel=2)
             return server
         raise ConfigError("; ".join(failures))
 
-    async def session(self) -> SandboxSession:
-        """Starts a session. Raises WorldError if that fails."""
+    async def session(self, tree: str = "") -> SandboxSession:
+        """Starts a session; that of a workspace begins with this tree of the layout's folder, by default with an empty one.
+        Raises WorldError if that fails."""
         if self.ended is not None:
             raise WorldError(f"the sandbox server has ended: {self.ended}")
         try:
@@ -126,13 +133,14 @@ class SandboxServer:
         self._numbers += 1
         self._counts["started"] += 1
         session = self._sessions[self._numbers] = SandboxSession(self, self._numbers, ours)
-        self.command(NEW, session.number, theirs.detach())
+        self.command(NEW, session.number, theirs.detach(), tree)
         await session.started()
         return session
 
     def report(self) -> tuple[str, ...]:
         """Returns a sentence on the tier, and one for each thing that it does not stop."""
-        return WORDS[self.tier], *not_stopped(self.tier, self.facts)
+        notes = workspace_notes(self.tier, self.facts) if self.layout else ()
+        return WORDS[self.tier], *not_stopped(self.tier, self.facts), *notes
 
     def stats(self) -> dict[str, int]:
         """Returns counts since the start, and the number of sessions alive now."""
@@ -160,6 +168,7 @@ class SandboxServer:
             "fd": theirs.fileno(), "trainer": os.getpid(), "tier": self.tier, "limits": dataclasses.asdict(self.limits),
             "preload": list(preload), "site": _package_folders(),
             "visible": [os.path.abspath(path) for path in visible], "cgroup": cgroup, "mounts": mounts,
+            "layout": dataclasses.asdict(self.layout) if self.layout else None,
         }  # fmt: skip
         _raise_open_files()
         with theirs:
@@ -207,13 +216,13 @@ class SandboxServer:
             session.on_slow(cell)
         self._recent_timer = self._loop.call_at(self._recent[0][0], self._on_slow_cells) if self._recent else None
 
-    def command(self, op: int, number: int, fd: int | None = None) -> None:
+    def command(self, op: int, number: int, fd: int | None = None, tree: str = "") -> None:
         """Sends a command to the fork server. Takes ownership of `fd` and closes it."""
         if self.ended is not None:
             if fd is not None:
                 os.close(fd)
             return
-        self._outgoing.append((COMMAND.pack(op, number), fd))
+        self._outgoing.append((COMMAND.pack(op, number) + os.fsencode(tree), fd))
         if len(self._outgoing) == 1:
             self._on_writable()
 

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from .limits import SandboxLimits
+from .limits import SandboxLimits, WorkspaceLayout
 from .server import SandboxServer
 
 log = logging.getLogger(__name__)
@@ -79,13 +79,14 @@ async def borrow(
     *,
     preload: tuple[str, ...] = NUMERIC,
     visible: tuple[str, ...] = (),
+    layout: WorkspaceLayout | None = None,
 ) -> tuple[SandboxServer, SharedServer]:
     """Returns the server for these settings and its `SharedServer`, whose `leave` the caller must call once."""
     limits = limits or DEFAULT_LIMITS
-    key = (asyncio.get_running_loop(), tier, min_tier, limits, preload, visible)
+    key = (asyncio.get_running_loop(), tier, min_tier, limits, preload, visible, layout)
     shared = SERVERS.get(key)
     if shared is None or not shared.usable:
-        start = SandboxServer.start(tier, min_tier, limits, preload=preload, visible=visible)
+        start = SandboxServer.start(tier, min_tier, limits, preload=preload, visible=visible, layout=layout)
         shared = SERVERS[key] = SharedServer(key, start)
     shared.users += 1
     try:

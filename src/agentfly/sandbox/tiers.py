@@ -79,6 +79,25 @@ def not_stopped(tier: str, facts: dict[str, Any]) -> list[str]:
     return [*NOT_STOPPED[tier], *weaker]
 
 
+def no_loopback(tier: str, facts: dict[str, Any]) -> str:
+    """Returns why a private network cannot be had in this tier on this machine, or an empty string."""
+    if tier != "namespace":
+        return "network 'loopback' needs network namespaces"
+    return facts["no_loopback"] or (
+        "" if facts["cgroup"] else "network 'loopback' needs a cgroup: only it counts socket memory"
+    )
+
+
+def workspace_notes(tier: str, facts: dict[str, Any]) -> list[str]:
+    """Returns one sentence for each thing that a workspace lacks in this tier on this machine."""
+    if tier != "namespace":
+        lacks = "a plain copy of its tree in a folder of its home, no terminals and no network"
+        return [f"In the tier {tier!r} a workspace has {lacks}."]
+    copied = f"The tree of a workspace is copied at its start, because an overlay is not possible ({facts['no_overlay']})."
+    no_terminals = "Workspaces have no terminals: devpts cannot be mounted."
+    return [copied] * bool(facts["no_overlay"]) + [no_terminals] * (not facts["terminals"])
+
+
 def is_below(tier: str, least: str) -> bool:
     """Whether `tier` is weaker than `least`."""
     return ORDER.index(tier) < ORDER.index(least)

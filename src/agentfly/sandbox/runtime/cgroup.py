@@ -34,7 +34,8 @@ class Cgroups:
         """Returns (file, value, required). Limits of swap are optional: not every kernel counts it."""
         memory, processes = str(self.memory_mb * _MB), str(self.processes + 1)
         if kind == "memory":  # in this order: the kernel refuses a sum with swap below the limit of memory
-            return [("memory.limit_in_bytes", memory, True), ("memory.memsw.limit_in_bytes", memory, False)]
+            more = ("memory.memsw.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes")  # v1 counts the sockets of a network apart
+            return [("memory.limit_in_bytes", memory, True), *((file, memory, False) for file in more)]
         if kind == "pids":
             return [("pids.max", processes, True)]
         swap = [("memory.swap.max", "0", False), ("memory.oom.group", "1", False)]

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ..interpreter.cells import CellReply, pack_reply
-from . import isolation, landlock, syscalls, watchdog
+from . import isolation, landlock, syscalls, watchdog, workspace
 from .protocol import COMMAND, INTERRUPT, KILL, NEW, QUICK, SLOW
 from .session_process import SessionProcess
 
@@ -73,10 +73,13 @@ class ForkServer:
             syscalls.unshare(syscalls.NEW_NS | syscalls.NEW_NET | syscalls.NEW_UTS | syscalls.NEW_IPC)
             syscalls.sethostname("sandbox")
             self.plan.below_tmp = isolation.below_tmp(paths)  # before the root changes
-            self.plan.proc = isolation.build_root(paths)
+            self.plan.proc = isolation.build_root(paths, self.plan.workspace.trees if self.plan.workspace else "")
             if self.plan.proc:
                 self.proc_fd = os.open("/proc", os.O_RDONLY | os.O_CLOEXEC)
-            self.plan.proc_options = self.find_proc_options()
+            self.plan.proc_options = b"" if self.plan.workspace else self.find_proc_options()
+            if self.plan.workspace:
+                workspace.hide_command_line()
+                workspace.probe(self.plan.workspace, self.plan.uid(0))
         else:
             self.proc_fd = os.open("/proc", os.O_RDONLY | os.O_CLOEXEC)
             self.plan.read = paths
@@ -200,6 +203,7 @@ class ForkServer:
             "landlock": landlock.abi(),
             "scoped": not plan.lone,
             "mounts": plan.mounts,
+            **(workspace.facts(plan.workspace) if plan.workspace else {}),
         }
 
     def send(self, message: dict[str, Any]) -> None:
@@ -213,10 +217,12 @@ class ForkServer:
         data, ancillary, _, _ = self.control.recvmsg(4096, socket.CMSG_SPACE(4))
         if not data:
             return False
-        op, session = COMMAND.unpack(data)
+        op, session = COMMAND.unpack_from(data)
         if op == NEW and not ancillary:
             self.send_exit(session, error="the fork server has no descriptor left")
         elif op == NEW:
+            if self.plan.workspace:
+                self.plan.workspace.tree = os.fsdecode(data[COMMAND.size :])
             self.start(session, int.from_bytes(ancillary[0][2], sys.byteorder))
         elif op == INTERRUPT:
             if session in self.pids:
@@ -282,6 +288,9 @@ class ForkServer:
             except OSError as error:
                 os.write(self.inside.channel if self.inside.pid else fd, pack_reply(CellReply(0, error=str(error))))
                 os._exit(1)
+            if self.plan.workspace and self.plan.cgroups:
+                # No process of the workspace may reach the first one. The watchdog, where there is one, must read its files.
+                syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
             gc.enable()
             self.inside.serve()
             code = 0

@@ -13,7 +13,7 @@ import signal
 import sys
 from dataclasses import dataclass, field
 
-from . import landlock, seccomp, syscalls
+from . import landlock, seccomp, syscalls, workspace
 from .cgroup import Cgroups
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -48,6 +48,7 @@ class IsolationPlan:
     tmp_options: bytes = b""
     limits: list[tuple[int, int]] = field(default_factory=list)  # rlimits that would hinder the fork server itself
     lone: bool = False  # landlock: this kernel does not restrict signals to outside, so the filter must
+    workspace: workspace.WorkspaceMounts | None = None  # what sessions have if they are workspaces
     filter: seccomp.Program | None = None  # the same for all sessions unless it holds the id of its process
 
     def uid(self, session: int) -> int | None:
@@ -85,7 +86,7 @@ def below_tmp(paths: list[str]) -> list[str]:
     return [path for path in tops(paths) if path.startswith("/tmp/")]
 
 
-def build_root(paths: list[str]) -> bool:
+def build_root(paths: list[str], trees: str = "") -> bool:
     """Replaces the root by a read-only one with only `paths` in it. Returns whether /proc could be mounted.
 
     Stops sessions from reading or changing any other file of the machine: there is no path to it, whatever their user id."""
@@ -110,6 +111,8 @@ def build_root(paths: list[str]) -> bool:
     links = {"dev/fd": "/proc/self/fd", "dev/stdin": "/proc/self/fd/0", "dev/stdout": "/proc/self/fd/1"}
     for name, target in {**links, "dev/stderr": "/proc/self/fd/2", "dev/shm": "/tmp", "var/tmp": "/tmp"}.items():
         os.symlink(target, f"{new}/{name}")
+    if trees:
+        workspace.add_places(new, trees)
     for name, text in {"passwd": "nobody:x:65534:65534::/tmp:/bin/sh\n", "group": "nogroup:x:65534:\n"}.items():
         with open(f"{new}/etc/{name}", "w") as file:
             file.write(text)
@@ -153,10 +156,13 @@ def enter_namespace(plan: IsolationPlan, session: int) -> None:
     join_cgroup(plan)
     # No mounts or System V memory shared with other sessions. The cgroup namespace begins after the process has joined its
     # group: with the mount option nsdelegate, systemd's default, a process cannot join a group outside its cgroup namespace.
-    syscalls.unshare(syscalls.NEW_NS | syscalls.NEW_IPC | syscalls.NEW_CGROUP)
+    private_network = syscalls.NEW_NET if plan.workspace and plan.workspace.loopback else 0
+    syscalls.unshare(syscalls.NEW_NS | syscalls.NEW_IPC | syscalls.NEW_CGROUP | private_network)
     uid = plan.uid(session)
     options = plan.tmp_options if uid is None else b"%b,uid=%d,gid=%d" % (plan.tmp_options, uid, uid)
     syscalls.mount_raw(b"tmpfs", b"/tmp", b"tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, options)
+    if plan.workspace:
+        workspace.enter(plan.workspace, uid)
     for number, path in enumerate(plan.below_tmp):
         mounted = f"{BELOW_TMP}/{number}"
         if os.path.isdir(mounted):
@@ -168,6 +174,8 @@ def enter_namespace(plan: IsolationPlan, session: int) -> None:
         syscalls.bind(mounted, path, _RO)
     if plan.proc:
         syscalls.mount_raw(b"proc", b"/proc", b"proc", _RO | syscalls.MS_NOEXEC, plan.proc_options)
+        if plan.workspace:
+            workspace.mask_proc()
     if uid is not None:
         _become(uid)
     try:
@@ -281,10 +289,12 @@ def install_filter(plan: IsolationPlan) -> None:
 
 def _filter(plan: IsolationPlan) -> seccomp.Program:
     counted = plan.cgroups is not None
+    own = plan.workspace is not None
     if plan.tier == "namespace":
-        return seccomp.program(shared_memory=counted)
+        sockets = plan.workspace is not None and plan.workspace.loopback
+        return seccomp.program(shared_memory=counted, workspace=own, sockets=sockets)
     lone = os.getpid() if plan.lone else None
-    return seccomp.program(lone_pid=lone, keep_session=True, shared_memory=counted, preallocate=plan.mounts)
+    return seccomp.program(lone_pid=lone, keep_session=True, shared_memory=counted, preallocate=plan.mounts, workspace=own)
 
 
 def _enter_directory(plan: IsolationPlan, session: int) -> str:
@@ -302,6 +312,8 @@ def _enter_directory(plan: IsolationPlan, session: int) -> str:
         _become(uid)
     os.chdir(home)
     os.environ.update(HOME=home, TMPDIR=home, MPLCONFIGDIR=home)
+    if plan.workspace:
+        workspace.copy_tree(plan.workspace.source(plan.workspace.trees), f"{home}/work", None)
     return home
 
 

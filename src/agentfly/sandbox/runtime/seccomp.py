@@ -49,10 +49,10 @@ DENIED: dict[str, tuple[int, int]] = {
     "io_setup": (206, 0), "io_destroy": (207, 1), "io_submit": (209, 2), "io_cancel": (210, 3), "io_getevents": (208, 4),
     "io_pgetevents": (333, 292), "inotify_init": (253, -1), "inotify_init1": (294, 26), "inotify_add_watch": (254, 27),
     "inotify_rm_watch": (255, 28), "sync": (162, 81), "syncfs": (306, 267), "cachestat": (451, 451),
-    # the network: a session has pipes and socket pairs only
-    "socket": (41, 198), "bind": (49, 200), "listen": (50, 201), "accept": (43, 202), "accept4": (288, 242),
-    "connect": (42, 203),
+    # the network: a session has pipes and socket pairs only, unless its network namespace is private
+    "bind": (49, 200), "listen": (50, 201), "accept": (43, 202), "accept4": (288, 242), "connect": (42, 203),
 }  # fmt: skip
+_NETWORK = ("bind", "listen", "accept", "accept4", "connect")
 # Without a private root: Landlock does not check these calls, and they would work on every file that the user owns.
 METADATA: dict[str, tuple[int, int]] = {
     "chmod": (90, -1), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, -1),
@@ -69,7 +69,7 @@ _ARGUMENT_CALLS = {
     "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424), "setsid": (112, 157),
     "setpgid": (109, 154), "prlimit64": (302, 261), "setpriority": (141, 140), "sched_setaffinity": (203, 122),
     "mmap": (9, 222), "fcntl": (72, 25), "fallocate": (285, 47), "setsockopt": (54, 208),
-    "flock": (73, 32), "fadvise64": (221, 223), "preadv2": (327, 286),
+    "flock": (73, 32), "fadvise64": (221, 223), "preadv2": (327, 286), "socket": (41, 198),
 }  # fmt: skip
 _ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
@@ -119,12 +119,22 @@ def _tree(pieces: list[tuple[int, list[bytes]]]) -> list[bytes]:
     return [_op(_JGE, pieces[half][0], 0, 1), _op(_JA, len(below)), *below, *above]
 
 
+def _rules_of_private_network() -> dict[str, list[bytes]]:
+    """Allows stream and datagram sockets of the families unix, IPv4 and IPv6."""
+    refuse, allow = _op(_RET, _ERRNO | _EPERM), _op(_RET, _ALLOW)
+    kinds = [_argument(1), _op(_AND, 0xF), _op(_JEQ, 1, 1, 0), _op(_JEQ, 2, 0, 1), allow, refuse]
+    families = [_op(_JEQ, 1, 3, 0), _op(_JEQ, 2, 2, 0), _op(_JEQ, 10, 1, 0), refuse]
+    return {"socket": [_argument(0), *families, *kinds], "socketpair": [_argument(0), _op(_JEQ, 1, 1, 0), refuse, *kinds]}
+
+
 def assemble(
     arch: str,
     lone_pid: int | None = None,
     keep_session: bool = False,
     shared_memory: bool = True,
     preallocate: bool = True,
+    workspace: bool = False,
+    sockets: bool = False,
 ) -> bytes:
     """Returns the filter as bytes.
 
@@ -133,7 +143,9 @@ def assemble(
     session's processes by that id; limits and priority of other processes; signals by way of a descriptor's owner; and modes,
     owners and times of files. `shared_memory=False` refuses anonymous shared memory, which stays allocated when no process has
     it in its resident set, so only a cgroup can count it, and larger socket buffers. `preallocate=False` refuses fallocate,
-    which fills a disk faster than a watchdog can look; the C library then writes zeros."""
+    which fills a disk faster than a watchdog can look; the C library then writes zeros. `workspace` refuses to change limits
+    and CPUs of other processes: the first process of a workspace serves the trainer. `sockets` is for sessions with a private
+    network namespace."""
     column = 0 if arch == "x86_64" else 1
     refuse, allow, unknown = _op(_RET, _ERRNO | _EPERM), _op(_RET, _ALLOW), _op(_RET, _ERRNO | _ENOSYS)
     rules: dict[str, list[bytes]] = {
@@ -156,6 +168,7 @@ def assemble(
         ],
         # Huge pages are reserved by the administrator, and neither the resident set nor a memory cgroup counts them.
         "mmap": [_argument(3), _op(_JSET, _MAP_HUGETLB, 0, 1), refuse, allow],
+        "socket": [refuse],
     }  # fmt: skip
     if not shared_memory:
         rules["mmap"] = [
@@ -165,8 +178,12 @@ def assemble(
         rules["setsockopt"] = _refuse_values(_SO_SNDBUF, _SO_RCVBUF, place=2)
     if not preallocate:
         rules["fallocate"] = [_op(_RET, _ERRNO | _EOPNOTSUPP)]
+    if sockets:
+        rules |= _rules_of_private_network()
+    only_itself = [_argument(0), _op(_JEQ, 0, 1, 0), refuse, allow]
+    if workspace:
+        rules |= {"prlimit64": only_itself, "sched_setaffinity": only_itself, "setpriority": [refuse]}
     if keep_session:
-        only_itself = [_argument(0), _op(_JEQ, 0, 1, 0), refuse, allow]
         rules |= {"setsid": [refuse], "setpgid": [refuse], "setpriority": [refuse]}
         rules |= {"prlimit64": only_itself, "sched_setaffinity": only_itself}
         rules["fcntl"] = _refuse_values(_F_SETLEASE, _F_NOTIFY, _F_SETOWN, _F_SETSIG, _F_SETOWN_EX)
@@ -177,7 +194,8 @@ def assemble(
         rules |= {"tkill": [refuse], "pidfd_send_signal": [refuse]}
     verdicts = {CLONE3: [unknown]}
     verdicts |= {_ARGUMENT_CALLS[name][column]: rule for name, rule in rules.items()}
-    for numbers in (*DENIED.values(), *(METADATA.values() if keep_session else ())):
+    denied = [numbers for name, numbers in DENIED.items() if not (sockets and name in _NETWORK)]
+    for numbers in (*denied, *(METADATA.values() if keep_session else ())):
         verdicts[numbers[column]] = [refuse]
     pieces: list[tuple[int, list[bytes]]] = []
     for call in range(NEWEST + 1):

@@ -21,7 +21,7 @@ import time
 from typing import Any
 
 from ..interpreter.removal import remove_tree
-from . import cgroup, isolation, syscalls
+from . import cgroup, isolation, syscalls, workspace
 from .fork_server import ForkServer
 
 PREFIX = "agentfly-sandbox-"
@@ -122,6 +122,10 @@ def main() -> None:
     limits = config["limits"]
     bounds = {name: limits[name] for name in ("memory_mb", "disk_mb", "inodes", "processes", "cpu_s", "files")}
     plan = isolation.IsolationPlan(tier=config["tier"], **bounds)
+    if config["layout"] is not None:
+        plan.workspace = workspace.WorkspaceMounts(
+            config["layout"]["trees"], loopback=config["layout"]["network"] == "loopback"
+        )
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
     lock = -1
     try:

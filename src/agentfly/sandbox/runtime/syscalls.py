@@ -17,7 +17,8 @@ NEW_USER, NEW_PID, NEW_NET = 0x10000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
-_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+_AT_FDCWD, _AT_RECURSIVE, _AT_EMPTY_PATH = -100, 0x8000, 0x1000
+_ATTR_IDMAP = 0x100000
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 22, 24
 PR_SET_SECUREBITS, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 28, 36, 38
@@ -26,6 +27,8 @@ PR_SET_SECUREBITS, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 28, 36, 38
 _NUMBERS = {
     "pivot_root": (155, 41),
     "sched_setattr": (314, 274),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
     "mount_setattr": (442, 442),
     "landlock_create_ruleset": (444, 444),
     "landlock_add_rule": (445, 445),
@@ -129,6 +132,17 @@ def restrict_mount(target: str, flags: int) -> None:
 def bind(source: str, target: str, flags: int) -> None:
     mount(source, target, None, MS_BIND | MS_REC)
     restrict_mount(target, flags)
+
+
+def bind_as(source: str, target: str, userns: int) -> None:
+    """Binds a folder with other owners: `userns` is a descriptor of the user namespace that maps the ids on disk to them."""
+    fd = syscall("open_tree", _AT_FDCWD, ctypes.c_char_p(os.fsencode(source)), 1 | os.O_CLOEXEC)
+    try:
+        attributes = _MountAttributes(set=_ATTR_IDMAP, userns=userns)
+        syscall("mount_setattr", fd, ctypes.c_char_p(b""), _AT_EMPTY_PATH, ctypes.byref(attributes), 32)
+        syscall("move_mount", fd, ctypes.c_char_p(b""), _AT_FDCWD, ctypes.c_char_p(os.fsencode(target)), 4)
+    finally:
+        os.close(fd)
 
 
 def prctl(option: int, first: int = 0, second: object = None) -> None:
