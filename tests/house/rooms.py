@@ -36,7 +36,7 @@ ROOMS = {
     "plugins": Room(2, 99),
     "recipes": Room(2, 91),
     "data": Room(3, 380),
-    "tools": Room(4, 1_360),
+    "tools": Room(4, 1_490),
     "render": Room(4, 4_160),
     "kernels": Room(4, 1_314),
     "sandbox": Room(5, 2_790),
