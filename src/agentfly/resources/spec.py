@@ -82,12 +82,16 @@ class Environment:
     A method `state_key()`, sync or async, names the state: a text that is equal for two chains of one task if they are in the
     same state, however they came there, and empty if it cannot tell. It changes nothing. It is called before each turn and
     recorded as `Turn.state`; algorithms that compare turns read it. Instances that chains share are not asked.
+
+    `revision` names the version of what stands behind the class, such as a digest of a server's tools. A run records it, and is
+    not resumed with another.
     """
 
     cost: ClassVar[Cost] = Cost()
     reusable: ClassVar[bool] = True
     max_chains: ClassVar[int] = 1
     placement: ClassVar[str] = "loop"
+    revision: ClassVar[str] = ""
 
     def reset(self, task: Task) -> Any:
         """Drop all state of the last chain and begin `task`. Returns the first observation, or None."""

@@ -361,6 +361,8 @@ def tool(target: Any = None, /, *, register: bool = True, **options: Any) -> Too
 def as_tool(thing: object) -> Tool:
     """The tool of a Tool, a function, a class, an object with `__call__`, or a name."""
     if isinstance(thing, str):
+        if thing.startswith("mcp:"):
+            raise ConfigError(f"{thing!r} is for a config; in Python: tools=[*mcp_tools({thing[4:]!r}, command=...)]")
         thing = plugins.resolve("tools", thing)
     return thing if isinstance(thing, Tool) else Tool(thing)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ConfigError
-from .forms import array_of, options_of, union_of
+from .compound import array_of, options_of, union_of
 from .records import unknown
 from .scalars import ANY, KIND, SCALARS, Form, Memo, Mismatch, Schema, convert_part, read_json
 from .text import quote
@@ -20,7 +20,7 @@ _SCALARS = {"string": str, "integer": int, "number": float, "boolean": bool, "nu
 _ALTERNATIVES = ("anyOf", "oneOf")
 
 
-class Parameters:
+class JsonParameters:
     """The arguments of a call by a schema: `forms` by name, those `required`, and the form of any other (`rest`), if allowed.
 
     A schema that says nothing of other arguments does not allow them: a name that the model made up is its mistake.
@@ -44,7 +44,7 @@ class Parameters:
         allows = self.schema.get("additionalProperties", "patternProperties" in self.schema)
         self.rest = self._form(allows) if allows or isinstance(allows, dict) else None
 
-    def _form(self, schema: Any) -> Form:
+    def _form(self, schema: object) -> Form:
         """The form of a schema; its own schema stays as it was given."""
         if schema is True:
             return ANY
@@ -82,7 +82,7 @@ class Parameters:
             return self._references[name] or ANY
         if name in self._references:  # it is being compiled
             return Form({"$ref": name}, lambda value, memo: (self._references[name] or ANY).convert(value, memo))
-        target: Any = self.schema
+        target = self.schema
         try:
             if not name.startswith("#"):
                 raise KeyError

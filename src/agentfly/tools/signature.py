@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from ..errors import ConfigError, WorldError
 from .docstring import parse_docstring
 from .forms import Compiler
-from .json_schema import Parameters
+from .json_schema import JsonParameters
 from .records import unknown
 from .scalars import ANY, Convert, Form, Memo, Mismatch, Schema, argument_text, phrase, show
 from .text import quote
@@ -51,7 +51,7 @@ class Signature:
             given = list(inspect.signature(fn).parameters.values())[1 if skip_first else 0 :]
         except (ValueError, TypeError) as error:
             raise ConfigError(f"its parameters cannot be read: {error}") from None
-        by_schema = None if schema is None else Parameters(schema)
+        by_schema = None if schema is None else JsonParameters(schema)
         compiler = Compiler()
         _, described = parse_docstring(getattr(fn, "__doc__", None))
         if absent := [name for name in inject if name not in {parameter.name for parameter in given}]:
@@ -174,7 +174,7 @@ class Signature:
         return f"({', '.join(argument_text(name, schema, name in self.required) for name, schema in properties.items())})"
 
 
-def _check_call(schema: Parameters, given: Collection[inspect.Parameter]) -> None:
+def _check_call(schema: JsonParameters, given: Collection[inspect.Parameter]) -> None:
     """Raises ConfigError if a call that fits the schema would not fit the function."""
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in given)
     names = {parameter.name: parameter for parameter in given if parameter.kind is not parameter.VAR_KEYWORD}

@@ -1,0 +1,40 @@
+"""The programs of docs/bring-your-own.md: short, and they do what the page says."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_docs import ROOT, read_blocks
+
+PAGE = ROOT / "docs" / "bring-your-own.md"
+PROGRAMS = {block.file_name: block.text for block in read_blocks(PAGE.read_text(encoding="utf-8")) if block.file_name}
+MAX_LINES = 30
+NEEDS = {"with_mcp.py": "mcp"}
+PRINTS = {"with_mcp.py": "['84']"}
+
+
+def test_each_program_is_short_and_has_a_test() -> None:
+    assert set(PROGRAMS) == set(PRINTS)
+    assert all(len(text.splitlines()) <= MAX_LINES for text in PROGRAMS.values())
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_of_the_page_runs(name: str, tmp_path: Path) -> None:
+    package = NEEDS.get(name)
+    if package is not None and importlib.util.find_spec(package) is None:
+        pytest.skip(f"needs the package {package}")
+    # A server does not get this variable by itself; the tests may run from a folder that is not installed.
+    text = PROGRAMS[name].replace("command=sys.executable", 'command=sys.executable, env={"PYTHONPATH": "$PYTHONPATH"}')
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    run = subprocess.run(
+        [sys.executable, name], cwd=tmp_path, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert run.returncode == 0, run.stderr
+    assert PRINTS[name] in run.stdout
