@@ -15,8 +15,19 @@ from tests.test_docs import ROOT, read_blocks
 PAGE = ROOT / "docs" / "bring-your-own.md"
 PROGRAMS = {block.file_name: block.text for block in read_blocks(PAGE.read_text(encoding="utf-8")) if block.file_name}
 MAX_LINES = 30
-NEEDS = {"with_mcp.py": "mcp"}
-PRINTS = {"with_mcp.py": "['84']"}
+NEEDS = {
+    "with_mcp.py": "mcp",
+    "with_gymnasium.py": "gymnasium",
+    "with_textarena.py": "textarena",
+    "with_reasoning_gym.py": "reasoning_gym",
+}
+PRINTS = {
+    "with_mcp.py": "['84']",
+    "with_gymnasium.py": "(3, ",
+    "with_textarena.py": "[",
+    "with_reasoning_gym.py": "[",
+    "with_user.py": "",
+}
 
 
 def test_each_program_is_short_and_has_a_test() -> None:
@@ -34,7 +45,12 @@ def test_a_program_of_the_page_runs(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8")
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     run = subprocess.run(
-        [sys.executable, name], cwd=tmp_path, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": path}
+        [sys.executable, name],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": path},
     )
     assert run.returncode == 0, run.stderr
     assert PRINTS[name] in run.stdout
