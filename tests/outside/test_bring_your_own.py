@@ -43,14 +43,7 @@ def test_a_program_of_the_page_runs(name: str, tmp_path: Path) -> None:
     # A server does not get this variable by itself; the tests may run from a folder that is not installed.
     text = PROGRAMS[name].replace("command=sys.executable", 'command=sys.executable, env={"PYTHONPATH": "$PYTHONPATH"}')
     (tmp_path / name).write_text(text, encoding="utf-8")
-    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    run = subprocess.run(
-        [sys.executable, name],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+    run = subprocess.run([sys.executable, name], cwd=tmp_path, capture_output=True, text=True, timeout=300, env=env)
     assert run.returncode == 0, run.stderr
     assert PRINTS[name] in run.stdout

@@ -23,10 +23,8 @@ def play(env: Any, seed: int, actions: list[str], **settings: Any) -> tuple[str,
 
     async def run() -> tuple[str, list[Any], float]:
         spec = spec_of(env, **settings)
-        async with (
-            ResourceManager(Budget(), spec) as manager,
-            manager.lease([spec.name], Task("t", (), {"seed": seed})) as lease,
-        ):
+        task = Task("t", (), {"seed": seed})
+        async with ResourceManager(Budget(), spec) as manager, manager.lease([spec.name], task) as lease:
             steps = [await lease.call(spec.name, "step", action) for action in actions]
             return lease.observation(spec.name), steps, await lease.call(spec.name, "result")
 
@@ -47,13 +45,9 @@ def solve(env: str, tasks: list[Task], low: int = 1, high: int = 8, **settings: 
                 ends[1] = tried - 1
         return f'Action: act\nInput: {{"action": "{sum(ends) // 2}"}}'
 
+    resources = {"pools": settings}
     agent = ReactAgent(
-        ScriptedEngine(reply),
-        renderer=ByteRenderer(),
-        env=env,
-        tools=["act"],
-        reward="episode_score",
-        resources={"pools": settings},
+        ScriptedEngine(reply), renderer=ByteRenderer(), env=env, tools=["act"], reward="episode_score", resources=resources
     )
     return agent.run_sync(tasks)
 
