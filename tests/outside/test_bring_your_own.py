@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.outside.test_openenv import url as url
 from tests.test_docs import ROOT, read_blocks
 
 PAGE = ROOT / "docs" / "bring-your-own.md"
@@ -27,6 +28,7 @@ PRINTS = {
     "with_textarena.py": "[",
     "with_reasoning_gym.py": "[",
     "with_user.py": "",
+    "with_openenv.py": "step(n: integer) [",
 }
 
 
@@ -36,7 +38,7 @@ def test_each_program_is_short_and_has_a_test() -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_of_the_page_runs(name: str, tmp_path: Path) -> None:
+def test_a_program_of_the_page_runs(name: str, tmp_path: Path, url: str) -> None:
     package = NEEDS.get(name)
     if package is not None and importlib.util.find_spec(package) is None:
         pytest.skip(f"needs the package {package}")
@@ -44,6 +46,6 @@ def test_a_program_of_the_page_runs(name: str, tmp_path: Path) -> None:
     text = PROGRAMS[name].replace("command=sys.executable", 'command=sys.executable, env={"PYTHONPATH": "$PYTHONPATH"}')
     (tmp_path / name).write_text(text, encoding="utf-8")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
-    run = subprocess.run([sys.executable, name], cwd=tmp_path, capture_output=True, text=True, timeout=300, env=env)
+    run = subprocess.run([sys.executable, name, url], cwd=tmp_path, capture_output=True, text=True, timeout=300, env=env)
     assert run.returncode == 0, run.stderr
     assert PRINTS[name] in run.stdout

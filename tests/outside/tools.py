@@ -5,6 +5,7 @@ import os
 import sys
 
 from agentfly import ToolResult, tool
+from agentfly.testing import GuessEnv
 
 
 @tool(stateful=True, register=False)
@@ -60,3 +61,20 @@ def pid() -> int:
 
 
 everything = (add_note, fail, wait, die, picture, variables, pid)
+
+
+@tool(register=False)
+def guess(n: int, env: GuessEnv) -> ToolResult:
+    """Guess the number.
+
+    Args:
+        n: your guess
+    """
+    said = env.guess(n)
+    return ToolResult(observation=said, reward=1.0 if said == "correct" else -0.25, done=said == "correct")
+
+
+@tool(register=False)
+def secret(env: GuessEnv) -> int | None:
+    """Tell the number."""
+    return env.secret

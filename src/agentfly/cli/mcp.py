@@ -1,4 +1,4 @@
-"""`agentfly mcp TOOLS`: tools of ours, and with them an environment, as an MCP server."""
+"""`agentfly mcp TOOLS` and `agentfly openenv TOOLS`: tools of ours, and with them an environment, for clients of others."""
 
 from __future__ import annotations
 
@@ -8,17 +8,45 @@ import sys
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command and its options to the subparsers of the command line."""
+    parser = commands.add_parser("openenv", help="serve tools and an environment to OpenEnv clients")
+    _add_served(parser)
+    parser.add_argument("--count", type=int, default=100, metavar="N", help="tasks of the set; a client's seed picks one")
+    parser.add_argument("--port", type=int, default=8000, metavar="P", help="0: any free port")
+    parser.set_defaults(run=run_openenv)
+
     parser = commands.add_parser("mcp", help="serve tools to MCP clients, over standard input and output or HTTP")
-    parser.add_argument("tools", nargs="+", metavar="TOOL", help="a name, module:name or file.py:name")
-    parser.add_argument("--env", metavar="NAME", help="the environment that the tools work on, reset for one task")
-    parser.add_argument("--tasks", metavar="SET", help="a task set or a file; its task --index resets the environment")
-    parser.add_argument("--index", type=int, default=0, metavar="I", help="which task of it")
+    _add_served(parser)
+    parser.add_argument("--index", type=int, default=0, metavar="I", help="which task of the set resets the environment")
     parser.add_argument(
         "--port", type=int, metavar="P", help="serve over HTTP at /mcp (0: any free port), not over standard input"
     )
+    parser.set_defaults(run=run)
+
+
+def _add_served(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("tools", nargs="+", metavar="TOOL", help="a name, module:name or file.py:name")
+    parser.add_argument("--env", metavar="NAME", help="the environment that the tools work on, reset for a task")
+    parser.add_argument("--tasks", metavar="SET", help="the tasks: a task set or a file")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; beyond loopback a token is needed")
     parser.add_argument("--token-env", metavar="NAME", help="the variable that holds the token, which clients send as a bearer")
-    parser.set_defaults(run=run)
+
+
+def run_openenv(arguments: argparse.Namespace) -> int:
+    """Serve until SIGTERM or Ctrl-C."""
+    import asyncio
+
+    from ..data import load_tasks
+    from ..net.guard import token_from
+    from ..net.server import serve_until_stopped
+    from ..outside.openenv_out import OpenEnvServer
+
+    tasks = load_tasks(arguments.tasks, count=max(arguments.count, 1)) if arguments.tasks else []
+    token = token_from(arguments.token_env, "--token-env")
+    place = {"host": arguments.host, "port": arguments.port, "token": token}
+    server = OpenEnvServer(arguments.tools, env=arguments.env, tasks=tasks, **place)
+    opening = f"{max(len(tasks), 1)} tasks at {{url}}{' with a token' if token else ''}"
+    asyncio.run(serve_until_stopped(server, lambda line: print(line, file=sys.stderr, flush=True), opening))
+    return 0
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from ..errors import AgentFlyError, ConfigError
+from ..errors import ConfigError, RolloutError
 from ..net.guard import Guard
 from ..net.json_body import load_json
 from ..net.server import App, Receive, Scope, Send, WebServer
@@ -50,7 +50,7 @@ class ToolServer:
                 raise ConfigError(f"the tool {tool.name!r} needs the field {missing[0]!r} of a task: give one")
         self._opened = AsyncExitStack()
         self._context: Context | None = None
-        self._instructions = "\n\n".join(message.content for message in self._task.messages)
+        self.instructions = "\n\n".join(message.content for message in self._task.messages)
 
     async def __aenter__(self) -> ToolServer:
         context = self._context = Context(self._task, Trajectory("mcp", self._task))
@@ -76,7 +76,7 @@ class ToolServer:
                 if self._spec is not None:
                     context.env = lease[self._spec.name]
                     if isinstance(seen := lease.observation(self._spec.name), str):
-                        self._instructions = f"{self._instructions}\n\n{seen}".strip()
+                        self.instructions = f"{self.instructions}\n\n{seen}".strip()
         except BaseException:
             await self._opened.aclose()
             raise
@@ -84,6 +84,11 @@ class ToolServer:
 
     async def __aexit__(self, *_: object) -> None:
         await self._opened.aclose()
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """One call of a tool. Raises RolloutError if the environment fails."""
+        assert self._context is not None
+        return (await call_tools(self.tools, [ToolCall(name, arguments)], self._context))[0]
 
     # ---- messages
 
@@ -111,7 +116,7 @@ class ToolServer:
                 "protocolVersion": asked if asked in VERSIONS else VERSIONS[0],
                 "capabilities": {"tools": {}},
                 "serverInfo": {"name": "agentfly", "version": "1"},
-                **({"instructions": self._instructions} if self._instructions else {}),
+                **({"instructions": self.instructions} if self.instructions else {}),
             }
         if method == "ping":
             return {}
@@ -130,12 +135,9 @@ class ToolServer:
         name, arguments = params.get("name"), params.get("arguments") or {}
         if not isinstance(name, str) or not isinstance(arguments, dict):
             raise _NotServed(_PARAMS, "tools/call has a name and an object of arguments")
-        assert self._context is not None
         try:
-            (result,) = await call_tools(self.tools, [ToolCall(name, arguments)], self._context)
-        except ConfigError:
-            raise
-        except AgentFlyError as error:
+            result = await self.call(name, arguments)
+        except RolloutError as error:
             result = ToolResult(observation=f"the environment failed: {error}", error="raised")
         content = [{"type": "text", "text": result.observation}, *_image(result.image)]
         about = {"agentfly/reward": result.reward, "agentfly/done": result.done or None, "agentfly/error": result.error}

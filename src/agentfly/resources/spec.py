@@ -224,6 +224,7 @@ def spec_of(thing: Any, **settings: Any) -> Spec:
     if isinstance(thing, str):
         # "module:Class" and "file.py:Class" are called "Class", in metrics and in the keys of the config.
         name, thing = thing.rpartition(":")[2], plugins.resolve("envs", thing)
+        name = getattr(thing, "pool_name", name)
         if isinstance(thing, Spec):
             return spec_of(thing, **{"name": name, **given})
     if not callable(thing):
