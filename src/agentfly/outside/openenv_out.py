@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import ConfigError, RolloutError
 from ..net.address import url_of
@@ -19,6 +19,10 @@ from ..net.json_body import load_json
 from ..resources.rpc import websocket_limits
 from ..types import Task
 from .mcp_out import ToolServer
+
+if TYPE_CHECKING:
+    from websockets.asyncio.server import ServerConnection
+    from websockets.http11 import Request, Response
 
 PING_S = 20.0
 
@@ -75,7 +79,7 @@ class OpenEnvServer:
         state = {"type": "object", "properties": {"episode_id": {"type": "string"}, "step_count": {"type": "integer"}}}
         return {"action": action, "observation": text, "state": state}
 
-    def _answer_http(self, connection: Any, request: Any) -> Any:
+    def _answer_http(self, connection: ServerConnection, request: Request) -> Response | None:
         """The answer to a request that is no session, or None for one that is."""
         if (refusal := self._guard.refuse(list(request.headers.raw_items()))) is not None:
             return connection.respond(HTTPStatus(refusal[0]), refusal[1] + "\n")
@@ -93,7 +97,7 @@ class OpenEnvServer:
     def _session(self, seed: int) -> ToolServer:
         return ToolServer(self._tools, env=self._env, task=self._tasks[seed % len(self._tasks)])
 
-    async def _serve(self, socket: Any) -> None:
+    async def _serve(self, socket: ServerConnection) -> None:
         if self._open >= self._max_sessions:
             await socket.send(_refusal("CAPACITY_REACHED", f"this server has {self._max_sessions} sessions"))
             return
@@ -133,12 +137,13 @@ class _Episode:
         kind, data = (frame.get("type"), frame.get("data") or {}) if isinstance(frame, dict) else (None, {})
         if kind == "close":
             return None
-        if kind not in ("reset", "step", "state"):
+        play = {"reset": self._reset, "step": self._step, "state": self._state}.get(str(kind))
+        if play is None:
             return _refusal("UNKNOWN_TYPE", f"there are reset, step, state and close, not {kind!r}")
         if not isinstance(data, dict):
             return _refusal("VALIDATION_ERROR", "data must be an object")
         try:
-            return await getattr(self, f"_{kind}")(data)
+            return await play(data)
         except (RolloutError, ConfigError) as error:
             return _refusal("EXECUTION_ERROR", str(error))
 
