@@ -13,7 +13,7 @@ from . import plugins
 from .agents.base import BaseAgent
 from .config import Config
 from .data import DataSettings, DataSource, has_splits, is_file_name, load_tasks, row_key, row_of, split_rows
-from .engines import engine_options, short_name
+from .engines import beside_learner, engine_options, short_name
 from .errors import ConfigError, DataError
 from .learn.algorithms import find_algorithm
 from .outside import with_servers
@@ -177,11 +177,20 @@ def adapt_model(config: Config, agent: BaseAgent, note: Callable[[str], object])
     """Returns the agent's engine, its model with the adapters of `[lora]`; `note` is told what share of it is adapted."""
     from .learn.model.lora import adapt, coverage
 
+    agent.engine_options = beside_learner(agent.model, agent.engine_options, learner_bytes(config))
     engine = trainable_engine(agent)
     if config.lora.rank:
         adapt(engine.model, config.lora, config.seed)
         note(f"lora: {coverage(engine.model)}")
     return engine
+
+
+def learner_bytes(config: Config) -> float:
+    """Returns the memory per weight that a learner keeps while chains are sampled: masters, moments, and other models."""
+    trained = 0.0 if config.lora.rank else 4.0 + config.train.moment_bytes(True)
+    critic = find_algorithm(config.algorithm).needs_critic and config.loss.critic == "copy"
+    reference = config.loss.kl_coef > 0 and not config.lora.rank
+    return trained * (1 + critic) + 2.0 * (critic + reference)
 
 
 def build_plan(config: Config, agent: BaseAgent, activities: Activities | None = None) -> Plan:

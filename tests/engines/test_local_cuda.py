@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 
 import pytest
 import torch
 
+from agentfly.kernels.lent_memory import LentMemory
 from tests.needs import needs_cuda
 
 from .tiny import FAMILIES, ask, ask_or_leave, check_pages, close_to, is_idle, make_model, prompt_of, run, until
@@ -115,18 +117,26 @@ def test_a_publish_in_the_middle_of_a_reply_goes_on_with_the_new_weights_on_the_
 def test_a_reply_does_not_wait_for_what_another_thread_has_launched():
     model = make_model().to("cuda")
     matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-    ended = torch.cuda.Event()
+    began, stopped = threading.Event(), threading.Event()
+
+    def learn():
+        """Launch work without an end: a reply that waited for it would never come."""
+        while not stopped.is_set():
+            torch.mm(matrix, matrix)
+            began.set()
 
     async def work(engine):
         alone = await ask(engine, prompt_of(20), "alone", seed=3, max_tokens=16)
-        for _ in range(3000):  # some seconds of work, as a learner launches it
-            torch.mm(matrix, matrix)
-        ended.record()
-        beside = await ask(engine, prompt_of(20), "beside", seed=3, max_tokens=16)
-        return alone, beside, ended.query()
+        learner = threading.Thread(target=learn)
+        learner.start()
+        try:
+            await asyncio.to_thread(began.wait)
+            return alone, await asyncio.wait_for(ask(engine, prompt_of(20), "beside", seed=3, max_tokens=16), 60.0)
+        finally:
+            stopped.set()
+            learner.join()
 
-    alone, beside, has_ended = run(work, model)
-    assert not has_ended
+    alone, beside = run(work, model)
     assert beside.token_ids == alone.token_ids
     assert close_to(beside.logprobs, alone.logprobs)
 
@@ -149,3 +159,42 @@ def test_weights_that_were_changed_by_kernels_still_running_are_those_of_the_nex
     after = run(work, model)
     assert set(after.versions) == {1}
     assert mean_gap(model, prompt_of(20), after) < 2e-3
+
+
+def test_lent_memory_keeps_its_addresses_and_other_tensors_may_use_the_memory_meanwhile():
+    memory = LentMemory(2**30, torch.device("cuda"))
+    address = memory.tensor.data_ptr()
+    memory.take()
+    memory.tensor.fill_(7)
+    free = torch.cuda.mem_get_info()[0]
+    memory.lend()
+    assert torch.cuda.mem_get_info()[0] - free >= 2**30
+    other = torch.full((2**20,), 3.0, device="cuda")
+    memory.take()
+    assert memory.tensor.data_ptr() == address
+    assert not memory.tensor.any()
+    assert (other == 3.0).all()
+    view = memory.tensor[256 : 256 + 4096].view(torch.bfloat16)
+    del memory
+    assert not view.any()  # the tensor keeps its memory
+    del view
+
+
+def test_after_the_cache_was_lent_replies_are_those_of_a_new_engine():
+    model = make_model().to("cuda")
+    prompts = [prompt_of(61, seed) for seed in range(8)]
+
+    async def replies(engine):
+        return await asyncio.gather(*(ask(engine, each, f"{n}", seed=n, max_tokens=24) for n, each in enumerate(prompts)))
+
+    async def work(engine):
+        first = await replies(engine)
+        engine.rest()
+        used = [torch.randn(2**24, device="cuda") for _ in range(8)]  # what a learner would do with it
+        del used
+        return first, await replies(engine), engine.stats()
+
+    (first, second, stats), plain = run(work, model, lend_cache=True), run(replies, model, lend_cache=False)
+    for one, two, three in zip(first, second, plain, strict=True):
+        assert one.token_ids == two.token_ids == three.token_ids
+    assert stats["stale_hits"] == 0

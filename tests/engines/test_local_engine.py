@@ -8,12 +8,14 @@ import sys
 import pytest
 import torch
 
-from agentfly.engines.local.engine import DEFAULT_SWITCH_S, SWITCH_S, tune
+from agentfly.engines.local import engine as engine_module
+from agentfly.engines.local.engine import LocalEngine
+from agentfly.engines.local.load import DEFAULT_SWITCH_S, SWITCH_S, tune
 from agentfly.errors import ConfigError, EngineError
 from agentfly.protocols import Engine
 from agentfly.types import Request, Sampling
 
-from .tiny import END, ask, make_model, prompt_of, run, until
+from .tiny import END, ask, close_to, make_model, prompt_of, run, until
 
 
 def test_it_is_an_engine():
@@ -313,3 +315,49 @@ def test_a_request_wakes_a_thread_that_waits(monkeypatch):
         return True
 
     assert run(work)
+
+
+def test_the_memory_of_a_cache_is_lent_on_a_gpu_only():
+    with pytest.raises(ConfigError, match=r'lend_cache needs a GPU and cache = "pages"'):
+        LocalEngine(make_model(), None, lend_cache=True)
+
+
+class Lender:
+    """Memory on a CPU that is overwritten while it is lent."""
+
+    def __init__(self, num_bytes):
+        self.tensor = torch.zeros(num_bytes, dtype=torch.uint8)
+        self.lent, self.times = True, 0
+
+    def lend(self):
+        self.lent = True
+        self.tensor.fill_(0xFF)  # NaN in every float format
+
+    def take(self):
+        if self.lent:
+            self.lent, self.times = False, self.times + 1
+            self.tensor.zero_()
+
+
+def test_what_was_cached_before_the_memory_was_lent_is_not_used_again(monkeypatch):
+    monkeypatch.setattr(engine_module, "cache_lender", lambda *_: Lender)
+    prompts = [prompt_of(40, seed) for seed in range(4)]
+
+    async def work(engine):
+        first = [await ask(engine, each, f"{n}", seed=n, max_tokens=12) for n, each in enumerate(prompts)]
+        times = engine._lender.times
+        engine.rest()
+        assert engine._lender.lent
+        longer = [each + reply.token_ids + prompt_of(5) for each, reply in zip(prompts, first, strict=True)]
+        second = [await ask(engine, each, f"{n}", seed=n, max_tokens=12) for n, each in enumerate(longer)]
+        assert engine._lender.times == times + 1 == 2
+        return longer, second, engine.stats()
+
+    model = make_model()
+    longer, second, stats = run(work, model, cache="pages")
+    assert stats["stale_hits"] == 0
+    for prompt, reply in zip(longer, second, strict=True):
+        ids = torch.tensor([prompt + reply.token_ids])
+        with torch.no_grad():
+            scores = torch.log_softmax(model(ids).logits[0, len(prompt) - 1 : -1].float(), -1)
+        assert close_to(scores.gather(1, ids[0, len(prompt) :, None])[:, 0].tolist(), reply.logprobs)

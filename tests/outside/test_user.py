@@ -9,7 +9,7 @@ import pytest
 
 from agentfly import ReactAgent
 from agentfly.errors import ConfigError
-from agentfly.outside.user import STOP, SimulatedUser
+from agentfly.outside.user.simulated import STOP, SimulatedUser
 from agentfly.resources import Budget, ResourceManager, spec_of
 from agentfly.testing import ByteRenderer, ScriptedEngine
 from agentfly.types import Outcome, Request, Task

@@ -138,7 +138,9 @@ def test_a_plan_leaves_a_margin_and_says_when_it_does_not() -> None:
     assert 0.92 * tight.card.gib < tight.memory.total <= tight.card.gib
     assert not tight.fits
     assert "tight: " in show_plan(tight)
-    assert "agent.engine.kv_gib = " in show_plan(tight)  # the engine's default cache leaves no room for the optimizer
+    assert "kv_gib" not in show_plan(tight)  # the engine leaves room for the optimizer, and lends its cache to the update
+    assert tight.memory.asleep
+    assert tight.memory.total > tight.memory.beside_sampler + tight.memory.cache
     assert "kv_gib" not in show_plan(plan_of(1, "0.5B"))
 
 

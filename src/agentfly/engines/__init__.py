@@ -25,7 +25,7 @@ from ..protocols import Engine, Renderer
 from ..types import Sampling
 from .options import LocalOptions, check_cache_size, check_trained_sampling, check_value, options_of
 
-__all__ = ["check_engine", "check_trained_sampling", "engine_options", "open_engine", "short_name"]
+__all__ = ["beside_learner", "check_engine", "check_trained_sampling", "engine_options", "open_engine", "short_name"]
 
 _LOADING = ("device", "dtype")
 _RENDERING = ("chat_template", "template_args")
@@ -55,6 +55,16 @@ def open_engine(model: str | Path | Engine, *, kind: str | None = None, **option
 def engine_options(value: str | Mapping[str, Any] | None) -> dict[str, Any]:
     """Engine options as a dict; the string `"vllm"` is short for `{"kind": "vllm"}`."""
     return {"kind": value} if isinstance(value, str) else dict(value or {})
+
+
+def beside_learner(model: str | Path | Engine, options: Mapping[str, Any], learner_bytes: float) -> dict[str, Any]:
+    """Returns the options for an engine beside a learner in the same process that keeps so much memory per weight.
+
+    Only the local engine leaves it free, unless the size of its cache is given.
+    """
+    if not isinstance(model, str | Path) or _kind(model, options.get("kind")) != "local":
+        return dict(options)
+    return {"learner_bytes": learner_bytes, **options}
 
 
 def check_engine(

@@ -18,8 +18,7 @@ from ..errors import InvariantError
 from ..kernels.replica import evaluating
 from ..protocols import Renderer
 from ..types import Proof, Sampling
-from .local.engine import tune
-from .local.load import context_of, end_ids, find_source, load_model, merged_tensors, read_settings, save_model
+from .local.load import context_of, end_ids, find_source, load_model, merged_tensors, read_settings, save_model, tune
 from .prompt import ProbeAnswer
 
 PROBE_TOKENS = 160  # longer than a block of any prefix cache: 16 on most devices, 128 in vLLM on a CPU

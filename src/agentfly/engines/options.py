@@ -28,12 +28,16 @@ Device = Annotated[str, Rule(_is_device, "a device such as 'cpu', 'cuda' or 'cud
 Dtype = Literal["float32", "bfloat16", "float16"]
 ApiKey = Annotated[str, Rule(lambda text: True, "a string")]  # empty: no key is sent
 Seconds = Annotated[float, Bounds(low=0)]
+Bytes = Annotated[float, Bounds(low=0)]
 Fraction = Annotated[float, Bounds(above=0, high=1)]
 TokenId = Annotated[int, Rule(lambda number: number >= 0, "a token id")]
 TokenIds = Annotated[Iterable[TokenId], Rule(lambda ids: True, "a list of token ids")]
 
 CACHE_SIZES = ("kv_tokens", "kv_gib", "kv_fraction")
 """The options that set the size of the local engine's cache. At most one may be given."""
+
+DEFAULT_CACHE = 0.4
+"""Share of a GPU's free memory that the local engine's cache takes if its size is not given."""
 
 COUNTERS = (
     "prefill_s", "decode_s", "host_s", "idle_s", "prepared_s", "prefilled_tokens", "sampled_tokens", "stale_hits",
@@ -86,6 +90,10 @@ class LocalOptions:
     kv_gib            the same in memory
     kv_fraction       the same as a fraction of the device's free memory. None of the three: 0.4 on a GPU; elsewhere 0.25, and
                       2 GiB at most
+    lend_cache        on a GPU, the learner of the same process gets the memory of the cache for its updates. None: if 16 bytes
+                      per weight take more than a third of the GPU's memory, as those of 3 billion weights of 139 GiB
+    learner_bytes     memory that a learner of the same process keeps per weight beside this engine; the cache leaves it free
+                      unless its size is given
     cache             "slots": grows with its use; "pages": one pool of fixed size, and decoding in launches of several steps
                       (CUDA graphs on a GPU). None: pages on a GPU, slots elsewhere
     stop_ids          ids that end every reply; None: the end tokens of the model's generation config
@@ -99,6 +107,8 @@ class LocalOptions:
     kv_tokens: Count | None = None
     kv_gib: Positive | None = None
     kv_fraction: Fraction | None = None
+    lend_cache: bool | None = None
+    learner_bytes: Bytes = 0.0
     cache: Literal["slots", "pages"] | None = None
     stop_ids: TokenIds | None = None
     prepare_s: Seconds = 8.0
@@ -107,6 +117,19 @@ class LocalOptions:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         check_arguments(LocalOptions, values)
         check_cache_size(values)
+
+
+def default_cache(free: float, kept: float = 0.0) -> float:
+    """Returns the size of a cache that is not given, for memory that is free now and what a learner will keep of it.
+
+    A tenth stays free. A learner that needs nearly everything leaves a small cache: its own check says what it lacks.
+    """
+    return max(0.05 * free, min(DEFAULT_CACHE * free, 0.9 * free - kept))
+
+
+def lends_by_default(num_weights: float, total: float) -> bool:
+    """Whether the learner of so many weights gets the cache's memory for its updates, on a GPU with `total` bytes."""
+    return 16.0 * num_weights > total / 3
 
 
 def options_of(maker: Callable[..., Any]) -> dict[str, Any]:

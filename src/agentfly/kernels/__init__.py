@@ -7,6 +7,7 @@
     paged_attention   attention over a paged KV cache, decode and prefill                sampler
     replace           puts `layers` into a model's modules, after a numerical probe      sampler and learner (no Triton)
     merged_linear     makes linear layers of one input a single matrix product           sampler (no Triton)
+    lent_memory       GPU memory that is given back and taken again at its addresses    sampler (no Triton)
     replica           a module tree over a model's tensors with another attention        sampler and learner (no Triton)
 
 Import the Triton ones late, where `has_kernels` is true: then Triton is installed.

@@ -225,8 +225,10 @@ class OptimSettings:
         "Concatenate the rows of a batch without padding, and compute what they have in common at their beginning once. auto: "
         "if the model's attention supports it; otherwise rows of similar length are padded, and their common prefix runs once.",
     )
-    gradient_checkpointing: bool = setting(
-        False, "Keep no activations inside layers and recompute them in the backward pass: less memory, slower."
+    gradient_checkpointing: bool | Literal["auto"] = setting(
+        "auto",
+        "Keep no activations inside layers and recompute them in the backward pass: less memory, slower. auto: on a GPU "
+        "that weights, gradients, moments and the activations of 8192 tokens would fill to more than 85 %.",
     )
     logprob_chunk: int | None = setting(
         None, "Tokens whose logits exist at the same time; unset: enough for 64 million logits (256 MB).", low=1

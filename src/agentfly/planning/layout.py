@@ -58,7 +58,7 @@ class Layout:
 
 def layout_of(config: Config) -> Layout | None:
     """Returns the layout that the config names, or None if all its keys of processes are at their defaults."""
-    again = config.train.gradient_checkpointing
+    again = config.train.gradient_checkpointing is True
     ranks, sampler, verl = config.learner.ranks, config.sampler, config.verl
     if config.backend == "verl":
         per_node = verl.gpus_per_node or max(1, ranks // verl.nodes)
@@ -82,7 +82,7 @@ def layouts(config: Config, gpus: int, per_node: int) -> Iterator[Layout]:
     """The layouts of `gpus` GPUs that this trainer and verl can run, simple ones first. Over machines, Ray gives each rank
     and each sampler of this trainer its own GPU.
     """
-    for again in sorted({config.train.gradient_checkpointing, True}):
+    for again in [True] if config.train.gradient_checkpointing is True else [False, True]:
         if config.backend == "local":
             if gpus <= per_node and config.cluster.address is None:
                 yield Layout(learners=gpus, samplers=gpus, again=again)

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from ..config import Config
+from ..engines.options import default_cache, lends_by_default
 from ..errors import ConfigError
 from ..learn.algorithms import find_algorithm
 from ..runs.checkpoints import newest_of
@@ -18,8 +19,6 @@ from .throughput import CARDS, RANGE, TAIL, Card, StepSeconds, StepWork, held_ba
 
 MARGIN = 0.92
 """Share of a device that a plan may fill: the memory model is off by up to a tenth, and fragments take some."""
-DEFAULT_CACHE = 0.4
-"""Share of the free memory that the local engine takes for its cache when it opens, before the learner's states exist."""
 PROMPT, OBSERVATION = 300, 50
 """Tokens of a prompt and of an observation if --row-tokens is not given: assumed."""
 FEW = 8
@@ -158,7 +157,8 @@ def _order(plan: LayoutPlan, config: Config) -> tuple[bool, float]:
 def _plan(
     config: Config, shape: ModelShape, card: Card, layout: Layout, work: StepWork, per_node: int, named: bool
 ) -> LayoutPlan:
-    bare = _memory(config, shape, layout, 0.0)
+    lends = layout.in_one_process and not work.asynchronous and lends_by_default(shape.weights, card.gib * GIB)
+    bare = _memory(config, shape, layout, 0.0, lends)
     alone = sampler_memory(shape, 0.0, layout.sampler_gpus)
     if layout.own:
         room = MARGIN * card.gib - alone.total
@@ -167,6 +167,8 @@ def _plan(
             MARGIN * card.gib - bare.runtime - bare.sampler - bare.beside_sampler,
             config.verl.memory_fraction * card.gib - bare.sampler,
         )
+    elif lends:
+        room = MARGIN * card.gib - bare.runtime - bare.beside_sampler
     else:
         room = MARGIN * card.gib - bare.total
     few = FEW * work.row * shape.kv_bytes / GIB
@@ -190,14 +192,14 @@ def _plan(
         layout=layout,
         per_node=per_node,
         lora=config.lora.rank,
-        memory=_memory(config, shape, layout, 0.0 if layout.own else cache_tokens),
+        memory=_memory(config, shape, layout, 0.0 if layout.own else cache_tokens, lends),
         samples=sampler_memory(shape, cache_tokens, layout.sampler_gpus) if layout.own else None,
         work=work,
         step=step,
         chains_at_once=held,
         measured=layout.in_one_process and card.name == "H200" and shape.weights < 4e9,
         named=named,
-        again_asked=config.train.gradient_checkpointing,
+        again_asked=config.train.gradient_checkpointing is True,
     )
 
 
@@ -212,7 +214,7 @@ def _shape_of_model(name: str) -> ModelShape:
     return shape_of(read_config(name), name)
 
 
-def _memory(config: Config, shape: ModelShape, layout: Layout, cache_tokens: float) -> DeviceMemory:
+def _memory(config: Config, shape: ModelShape, layout: Layout, cache_tokens: float, lends: bool) -> DeviceMemory:
     made = memory_of(
         shape,
         ranks=layout.learners,
@@ -226,7 +228,7 @@ def _memory(config: Config, shape: ModelShape, layout: Layout, cache_tokens: flo
         sampler_gpus=layout.sampler_gpus,
         shares=layout.in_one_process or layout.own,
     )
-    return replace(made, sampler=made.sampler * layout.on_one_gpu, asleep=layout.verl, offload=layout.offload)
+    return replace(made, sampler=made.sampler * layout.on_one_gpu, asleep=layout.verl or lends, offload=layout.offload)
 
 
 def _reference(config: Config) -> bool | ModelShape:
@@ -343,8 +345,15 @@ def _keys(plan: LayoutPlan) -> list[str]:
         keys += [f"learner.ranks = {layout.learners}", f"sampler.replicas = {layout.samplers}"]
         keys += ['sampler.place = "own"'] if layout.own else []
         keys += ['cluster.address = "auto"'] if layout.gpus > plan.per_node else []
-    by_default = DEFAULT_CACHE * (plan.card.gib - (plan.memory.weights if layout.in_one_process else plan.memory.sampler))
-    if not layout.own and plan.memory.total - plan.memory.cache + by_default > plan.usable:
+    memory = plan.memory
+    kept = memory.masters + memory.moments + memory.critic + memory.reference
+    here = (memory.weights, kept) if layout.in_one_process else (memory.sampler, 0.0)
+    by_default = default_cache(plan.card.gib - here[0], here[1])
+    if (
+        not layout.own
+        and by_default > memory.cache
+        and replace(memory, cache=by_default).total > max(plan.usable, memory.total)
+    ):
         keys.append(f"agent.engine.kv_gib = {max(0.1, plan.cache_gib):.1f}")
     return keys or ["none: the defaults are right"]
 

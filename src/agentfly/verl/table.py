@@ -302,9 +302,9 @@ def packing(value: str, job: Job) -> Mapping[str, Any]:
     return options if packs else options | {f"+{model}.override_config.attn_implementation": "sdpa" for model in models}
 
 
-def checkpointing(value: bool, job: Job) -> Mapping[str, Any]:
-    options = {f"{MODEL}.enable_gradient_checkpointing": value}
-    return options | ({"critic.model.enable_gradient_checkpointing": value} if job.algorithm.needs_critic else {})
+def checkpointing(value: bool | str, job: Job) -> Mapping[str, Any]:
+    models = [MODEL, *(["critic.model"] if job.algorithm.needs_critic else [])]
+    return {f"{model}.enable_gradient_checkpointing": bool(value) for model in models}  # "auto": on, verl's own default
 
 
 def steps(value: int, job: Job) -> Mapping[str, Any]:

@@ -16,9 +16,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import copy
-import os
-import platform
-import sys
 import threading
 import time
 import weakref
@@ -32,6 +29,7 @@ from typing import Any, Literal
 import torch
 
 from ...errors import ConfigError, DeadlineError, EngineError
+from ...kernels.lent_memory import LentMemory
 from ...kernels.memory import out_of_memory
 from ...kernels.rope import fix_rope
 from ...protocols import Renderer
@@ -39,7 +37,7 @@ from ...types import Completion, Proof, Request
 from ..options import AtUpdate, LocalOptions
 from ..prompt import complete, decode, hand_over, room_for
 from .cuda_graphs import new_stream
-from .load import context_of, copy_weights, end_ids
+from .load import cache_bytes, cache_lender, context_of, copy_weights, end_ids, tune
 from .page_allocator import PAGE_SIZE, PageAllocator
 from .paged_attention import KVPools
 from .paged_scheduler import PagedScheduler
@@ -51,8 +49,12 @@ from .slot_scheduler import SlotScheduler
 
 IDLE_S = 5.0  # an idle thread ends after this long; the next request starts a new one
 QUIET_S = 0.02  # idle for this long, the thread captures one of the graphs that were missing; then it waits for work again
-SWITCH_S, DEFAULT_SWITCH_S = 2e-4, 5e-3  # seconds that a thread may keep the interpreter from others: ours, and Python's
 TURN_S = 0.01  # seconds that an event loop waits for the engine's thread: more than a launch takes, unless it captures a graph
+DEFAULT_SHARE = 0.4  # of a GPU's free memory: the cache, if its size is not given
+LEAST_SHARE, SPARE_SHARE = (
+    0.05,
+    0.9,
+)  # the same where a learner needs most of it: at least, and with its states together at most
 _engines: weakref.WeakSet[LocalEngine] = weakref.WeakSet()
 
 
@@ -89,15 +91,13 @@ class LocalEngine:
         fix_rope(model, options.max_context)
         self._replica = make_replica(model)
         probe = check_replica(model, self._replica, self.device)
-        kv_tokens = options.kv_tokens
-        if kv_tokens is None:
-            kv_tokens = int(_kv_bytes(options.kv_gib, options.kv_fraction, self.device) // probe.bytes_per_token)
+        kv_tokens = options.kv_tokens or int(cache_bytes(options, model, self.device) // probe.bytes_per_token)
         self.max_context = min(options.max_context or context_of(model.config), kv_tokens)
         if self.max_context < 2:
             raise ConfigError("engine: the cache has room for less than two tokens; raise kv_tokens, kv_gib or kv_fraction")
         # Chains in flight. While one chain's tools run, another can sample; with more than that, its cache would be evicted.
         self.capacity = 2 * max_batch
-        self._on_pages = options.cache == "pages" or (options.cache is None and gpu)
+        self._on_pages = (options.cache or ("pages" if gpu else "slots")) == "pages"
         sizes: dict[str, Any] = {
             "max_batch": max_batch,
             "max_step_tokens": options.max_step_tokens or (4096 if gpu else 1024),
@@ -106,11 +106,14 @@ class LocalEngine:
         }
         self._prepare_s = options.prepare_s if gpu and self._on_pages else 0.0
         self._scheduler: BatchScheduler
+        self._lender: LentMemory | None = None  # the memory of the cache, if a learner may use it
+        lender = cache_lender(options, model, self.device)
         if self._on_pages:
             self._replica = make_replica(model, on_pages=True)
             check_paged_replica(model, self._replica, probe, self.device)
             num_pages = 1 + -(-kv_tokens // PAGE_SIZE)
-            pools = KVPools(num_pages, [probe.layers[index] for index in sorted(probe.layers)])
+            pools = KVPools(num_pages, [probe.layers[index] for index in sorted(probe.layers)], lender)
+            self._lender = pools.memory
             self._scheduler = PagedScheduler(self._replica, PageAllocator(num_pages), pools, **sizes)
         else:
             length = min(self.max_context, 256)
@@ -317,7 +320,12 @@ class LocalEngine:
         return time.perf_counter() - began
 
     def rest(self) -> None:
-        """Nothing to free: the learner trains the weights that this engine samples from."""
+        """Lend the cache's memory (`LocalOptions.lend_cache`) until the next request. What is cached is lost."""
+        if self._lender is not None:
+            with self._hold(600.0):
+                self._published += 1
+                self._recomputed = self._published
+                self._lender.lend()
 
     def release(self, session: str) -> None:
         self._take_turn()
@@ -422,7 +430,8 @@ class LocalEngine:
             began = time.perf_counter()
             self._scheduler.wait_until_due()
             waited_s = time.perf_counter() - began
-            quiet = not self._inbox
+            # A capture writes to the cache, so none is made while a learner has the memory.
+            quiet = not self._inbox and (self._lender is None or not self._lender.lent)
             self._empty_inbox()
             news: list[SequenceState] = []
             if self._scheduler.busy:
@@ -467,6 +476,7 @@ class LocalEngine:
             elif kind == "prepare":
                 num_chains, done = what
                 with _telling(done):
+                    self._take_memory()
                     scheduler.prepare(num_chains, self._prepare_s)
             else:
                 scheduler.allocator.release(what)
@@ -477,6 +487,7 @@ class LocalEngine:
         began, computed_s = time.perf_counter(), sum(scheduler.times.values())
         # The count is read before the version. If `publish` runs between the two, the step gets the new version with the
         # old count, is invalid when it ends, and the next step renews the caches.
+        self._take_memory()
         published = self._published
         version = self.version
         scheduler.allocator.audit.publication = published
@@ -488,6 +499,10 @@ class LocalEngine:
         self._busy_s += took_s
         self._host_s += max(0.0, took_s - (sum(scheduler.times.values()) - computed_s))
         return news
+
+    def _take_memory(self) -> None:
+        if self._lender is not None:
+            self._lender.take()
 
     def _send(self, seqs: Sequence[SequenceState]) -> None:
         """Send news to the event loops of the requests. The requests of a closed loop are removed."""
@@ -549,40 +564,6 @@ def _telling(done: Future[None]) -> Iterator[None]:
         done.set_exception(error)
         raise
     done.set_result(None)
-
-
-def tune(weights: torch.Tensor) -> None:
-    """Process-wide settings for the device of the weights; the learner profits from them, too.
-
-    On ARM, oneDNN repacks the weights at every float32 product, ten times the work of a small layer: switched off. cuDNN's
-    attention plans for 3 ms at every new shape, and the shape of a batch changes at nearly every step: switched off. Triton
-    launches kernels on the thread's current device, whatever device their tensors are on: set to that of the weights.
-
-    The engine's thread releases the interpreter at every launch of a graph. While the event loop computes, each launch would
-    then cost Python's switch interval of 5 ms, and the device would wait: lowered, unless the program has set another one.
-    """
-    if sys.getswitchinterval() == DEFAULT_SWITCH_S:
-        sys.setswitchinterval(SWITCH_S)
-    if weights.device.type == "cuda":
-        torch.cuda.set_device(weights.device)
-        torch.backends.cuda.enable_cudnn_sdp(False)
-    elif weights.dtype == torch.float32 and platform.machine() in ("aarch64", "arm64"):
-        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
-
-
-def _kv_bytes(kv_gib: float | None, fraction: float | None, device: torch.device) -> float:
-    if kv_gib is not None:
-        return kv_gib * 2**30
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return (fraction or 0.4) * free
-    try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):  # not available on every system
-        if fraction is not None:
-            raise ConfigError("engine: this system does not report its free memory: set kv_gib, not kv_fraction") from None
-        return 2 * 2**30
-    return min(2 * 2**30, 0.25 * free) if fraction is None else fraction * free
 
 
 @atexit.register

@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import difflib
 import gc
+import os
+import platform
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...errors import AgentFlyError, ConfigError, InvariantError
+from ...kernels.lent_memory import LentMemory, can_lend
 from ...kernels.rope import fix_rope
+from ..options import LocalOptions, default_cache, lends_by_default
 from ..smollm2 import find_smollm2
 from .families.files import check_settings, check_weights
 from .families.support import check_config, check_tokenizer
@@ -28,6 +34,7 @@ if TYPE_CHECKING:
 POCKET = Path(__file__).parents[2] / "pocket" / "model"
 BUNDLED = {"pocket": POCKET, "pocket-worlds": POCKET.with_name("worlds_model")}
 NAMES = (*BUNDLED, "smollm2")
+SWITCH_S, DEFAULT_SWITCH_S = 2e-4, 5e-3  # seconds that a thread may keep the interpreter from others: ours, and Python's
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -166,6 +173,59 @@ def count_weights(config: object, chosen: int = 1) -> tuple[int, int, int]:
     stacks = [weight.shape for part in experts for weight in part.parameters(recurse=False) if weight.ndim == 3]
     adapted = sum(part.in_features + part.out_features for part in linears) + sum(n * (a + b) for n, a, b in stacks)
     return total, total - idle, adapted
+
+
+def cache_bytes(options: LocalOptions, model: torch.nn.Module, device: torch.device) -> float:
+    """Returns the size of the cache that the options ask for, or that fits beside a learner's states."""
+    if options.kv_gib is not None:
+        return options.kv_gib * 2**30
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        if options.kv_fraction is not None:
+            return options.kv_fraction * free
+        return default_cache(free, options.learner_bytes * _num_weights(model))
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):  # not available on every system
+        if options.kv_fraction is not None:
+            raise ConfigError("engine: this system does not report its free memory: set kv_gib, not kv_fraction") from None
+        return 2 * 2**30
+    return min(2 * 2**30, 0.25 * free) if options.kv_fraction is None else options.kv_fraction * free
+
+
+def _num_weights(model: torch.nn.Module) -> int:
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def cache_lender(options: LocalOptions, model: torch.nn.Module, device: torch.device) -> Callable[[int], LentMemory] | None:
+    """Returns what makes a cache's memory if a learner gets it. Raises ConfigError if that is asked for and cannot be."""
+    lends = options.lend_cache
+    if device.type != "cuda" or options.cache == "slots":
+        if lends:
+            raise ConfigError('engine: lend_cache needs a GPU and cache = "pages": remove it')
+        return None
+    if lends is None:
+        lends = lends_by_default(_num_weights(model), torch.cuda.mem_get_info(device)[1]) and can_lend()
+    return partial(LentMemory, device=device) if lends else None
+
+
+def tune(weights: torch.Tensor) -> None:
+    """Process-wide settings for the device of the weights; the learner profits from them, too.
+
+    On ARM, oneDNN repacks the weights at every float32 product, ten times the work of a small layer: switched off. cuDNN's
+    attention plans for 3 ms at every new shape, and the shape of a batch changes at nearly every step: switched off. Triton
+    launches kernels on the thread's current device, whatever device their tensors are on: set to that of the weights.
+
+    The engine's thread releases the interpreter at every launch of a graph. While the event loop computes, each launch would
+    then cost Python's switch interval of 5 ms, and the device would wait: lowered, unless the program has set another one.
+    """
+    if sys.getswitchinterval() == DEFAULT_SWITCH_S:
+        sys.setswitchinterval(SWITCH_S)
+    if weights.device.type == "cuda":
+        torch.cuda.set_device(weights.device)
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    elif weights.dtype == torch.float32 and platform.machine() in ("aarch64", "arm64"):
+        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
 
 
 def context_of(config: PretrainedConfig) -> int:

@@ -9,9 +9,10 @@ ConfigError: they would be computed wrongly.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -20,11 +21,13 @@ import torch
 from torch import Tensor
 
 from ...kernels import has_kernels
+from ...kernels.lent_memory import LentMemory
 from ...kernels.replica import check_attention
 from ...kernels.rotation import rotate_now, take_rotation
 from .page_allocator import PAGE_SIZE
 
 NAME = "agentfly_pages"
+ALIGNMENT = 256  # bytes, as torch's allocator aligns tensors
 TILE = 64  # new tokens of one sequence that one kernel program computes
 IntArray = npt.NDArray[np.int64]
 
@@ -32,18 +35,28 @@ IntArray = npt.NDArray[np.int64]
 class KVPools:
     """Keys and values: per layer two tensors [pages, PAGE_SIZE, kv_heads, head_dim]."""
 
-    def __init__(self, num_pages: int, like: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """`like` are keys and values of each layer, [..., kv_heads, tokens, head_dim]; they give shape, dtype and device."""
-        # Zeros: masked positions have weight 0, and 0 x NaN would be NaN.
-        self.layers = [
-            (key.new_zeros(num_pages, PAGE_SIZE, *_sizes(key)), value.new_zeros(num_pages, PAGE_SIZE, *_sizes(value)))
-            for key, value in like
-        ]
-        self.num_pages = num_pages
+    def __init__(
+        self, num_pages: int, like: Sequence[tuple[Tensor, Tensor]], memory: Callable[[int], LentMemory] | None = None
+    ) -> None:
+        """`like` are keys and values of each layer, [..., kv_heads, tokens, head_dim]; they give shape, dtype and device.
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for pair in self.layers for tensor in pair)
+        `memory` makes memory of so many bytes that can be lent. Such pools are lent at first.
+        """
+        self.num_pages = num_pages
+        tensors = [each for pair in like for each in pair]
+        shapes = [(num_pages, PAGE_SIZE, *_sizes(each)) for each in tensors]
+        sizes = [each.element_size() * math.prod(shape) for each, shape in zip(tensors, shapes, strict=True)]
+        self.num_bytes = sum(sizes)
+        self.memory: LentMemory | None = None
+        # Zeros: masked positions have weight 0, and 0 x NaN would be NaN.
+        if memory is None:
+            pools = [each.new_zeros(shape) for each, shape in zip(tensors, shapes, strict=True)]
+        else:
+            starts = list(accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0))
+            self.memory = memory(starts[-1])
+            held = [self.memory.tensor[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+            pools = [part.view(each.dtype).view(shape) for part, each, shape in zip(held, tensors, shapes, strict=True)]
+        self.layers = list(zip(pools[::2], pools[1::2], strict=True))
 
 
 @dataclass(frozen=True, slots=True)

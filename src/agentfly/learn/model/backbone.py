@@ -67,7 +67,7 @@ class Backbone:
     @property
     def path(self) -> str:
         """How batches are run, and why not faster."""
-        return "; ".join(self._notes)
+        return "; ".join([*self._notes, *(["layers recomputed"] if self.checkpoints else [])])
 
     @property
     def best_tokens(self) -> int | None:
@@ -128,6 +128,10 @@ class Backbone:
             setattr(owner, name, self._replica)
             self.module = self._replica
         self.shares = False
+
+    @property
+    def can_checkpoint(self) -> bool:
+        return bool(_layers(self.module))
 
     def checkpoint(self) -> None:
         """Keep no activations inside layers from now on. Raises ConfigError if the model does not support that."""

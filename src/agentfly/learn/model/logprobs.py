@@ -20,7 +20,7 @@ from ...errors import ConfigError
 from ...kernels.replica import evaluating
 from ..algorithms.losses import entropy as entropy_of
 from ..batching import MicroBatch, Shape
-from ..budget import TokenBudget
+from ..budget import TokenBudget, fills_gpu
 from ..settings import OptimSettings
 from .backbone import Backbone
 from .evidence import OFTEN, RATIOS, fit
@@ -73,9 +73,15 @@ class Scorer:
         self.head = find_head(model)
         self._chunk = chunk
 
-    def prepare(self, optim: OptimSettings) -> Shape:
-        """Set up checkpointing and packing. Returns the shape of batches to make. Raises ConfigError if unsupported."""
-        if optim.gradient_checkpointing:
+    def prepare(self, optim: OptimSettings, ranks: int = 1) -> Shape:
+        """Set up checkpointing and packing. Returns the shape of batches to make. Raises ConfigError if unsupported.
+
+        `ranks` divide the model's weights.
+        """
+        recomputes = optim.gradient_checkpointing
+        if recomputes == "auto":
+            recomputes = self.head is not None and self.head.backbone.can_checkpoint and fills_gpu(self.model, ranks)
+        if recomputes:
             if self.head is None:
                 raise ConfigError("the layers of this model cannot be recomputed: remove train.gradient_checkpointing")
             self.head.backbone.checkpoint()

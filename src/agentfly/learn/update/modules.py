@@ -60,7 +60,7 @@ class LearnerModules:
         self.critic: Critic | None = None
         self.value_head: ValueHead | None = None
         with launching_on(self.device):
-            self.shape = self.scorer.prepare(optim)
+            self.shape = self.scorer.prepare(optim, group.size)
             if algorithm.needs_critic and loss.critic == "shared":
                 self.value_head = ValueHead(hidden_width(policy), self.device)
             elif algorithm.needs_critic:
@@ -73,7 +73,7 @@ class LearnerModules:
             frozen.requires_grad_(False).eval()
             self.reference = Scorer(frozen, temperature=temperature, chunk=optim.logprob_chunk)
             with launching_on(self.device):
-                if self.reference.prepare(optim) != self.shape:
+                if self.reference.prepare(optim, group.size) != self.shape:
                     self.shape = "padded"
         if group.size > 1:
             with launching_on(self.device):

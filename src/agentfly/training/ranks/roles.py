@@ -75,8 +75,7 @@ def join_ranks(config: Config, this: ThisRank, device: str | None) -> RankGroup:
 
 def rank_model(agent: BaseAgent, ranks: RankGroup) -> Any:
     """Returns the agent's model on the device of this rank, without an engine; None if the agent has an open engine."""
-    from ...engines.local.engine import tune
-    from ...engines.local.load import load_model
+    from ...engines.local.load import load_model, tune
 
     if not isinstance(agent.model, str | Path):
         return None

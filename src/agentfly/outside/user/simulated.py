@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..agents.base import BaseAgent
-from ..errors import ConfigError, WorldError
-from ..protocols import Engine
-from ..resources import Cost
-from ..rollout.setup import as_sampling
-from ..tools import tool
-from ..types import Task, ToolResult
+from ...agents.base import BaseAgent
+from ...errors import ConfigError, WorldError
+from ...protocols import Engine
+from ...resources import Cost
+from ...rollout.setup import as_sampling
+from ...tools import tool
+from ...types import Task, ToolResult
 
 STOP = "[done]"
 HOW = (
@@ -26,7 +26,7 @@ HOW = (
 
 
 class SimulatedUser:
-    """One conversation. All instances of a process and event loop share the model, whose weights stay as they are.
+    """A model that plays the user, one conversation. Instances of a process and event loop share it; its weights stay.
 
     `model`     what plays the user: a name or a directory, as for an agent. It is not trained
     `sampling`  how its replies are drawn, such as {"max_tokens": 60, "seed": 3}
