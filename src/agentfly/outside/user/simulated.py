@@ -69,6 +69,13 @@ class SimulatedUser:
         self.done = STOP in reply or turns >= self._max_turns
         return reply.replace(STOP, "").strip()
 
+    @staticmethod
+    def conformance() -> dict[str, Any]:
+        """Returns what `check_env` and a player in the terminal need: tasks, and random things to say."""
+        wants = ("a red bicycle", "a table for two", "to return a pair of shoes")
+        tasks = [{"question": "Find out what the user wants, and say it.", "persona": f"You want {want}."} for want in wants]
+        return {"tasks": tasks, "actions": lambda rng, seen: ("say", {"text": rng.choice(("Hello.", "What do you want?"))})}
+
     def conversation(self) -> list[dict[str, str]]:
         """What the agent ("user") and the simulated user ("assistant") have said, for a reward."""
         return self._said[1:]
