@@ -22,6 +22,8 @@ _PUBLIC = {
     "CodeAgent": "agents",
     "ThinkAgent": "agents",
     "SearchAgent": "agents",
+    "OutsideAgent": "agents",
+    "outside_agent": "agents",
     "train": "training",
     "evaluate": "training",
     "dpo": "training",
@@ -53,7 +55,7 @@ _PUBLIC = {
 __all__ = ["__version__", *_PUBLIC]
 
 if TYPE_CHECKING:
-    from .agents import BaseAgent, CodeAgent, ReactAgent, SearchAgent, ThinkAgent, ToolAgent
+    from .agents import BaseAgent, CodeAgent, OutsideAgent, ReactAgent, SearchAgent, ThinkAgent, ToolAgent, outside_agent
     from .api import train
     from .config import Config
     from .data import load_tasks

@@ -206,7 +206,7 @@ def full_key(name: str) -> str:
 def _describe(agent: BaseAgent) -> dict[str, Any]:
     kind = type(agent)
     return {
-        "kind": f"{kind.__module__}:{kind.__qualname__}",
+        "kind": agent.described_as or f"{kind.__module__}:{kind.__qualname__}",
         "model": str(agent.model) if isinstance(agent.model, (str, Path)) else type(agent.model).__name__,
         "tools": list(agent.tools),
         "reward": agent.reward.name if agent.reward else "",

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 _Class = TypeVar("_Class")
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES = ("system", "user", "assistant", "tool")
+RowReason = Literal[
+    "", "first", "tools changed", "system changed", "history cut", "reply edited", "thinking dropped", "template restarts",
+    "rewritten",
+]  # fmt: skip
+"""Why a training row begins with a turn: "first" where nothing of it was read before, "rewritten" by the agent's `rewrite`."""
 Reaction = Literal["continue", "end", "raise"]
 """How a chain reacts to a mistake: tell the model and continue, end the chain, or raise ConfigError and stop the run."""
 SandboxLimit = Literal["time", "memory", "cpu", "processes", "disk", "files", "output"]
@@ -160,7 +165,7 @@ class Request:
     """One call of an engine. Token engines read `prompt_ids`; chat engines read `messages` and `tools`.
 
     The caller extends `prompt_ids` in place after the call, so an engine that keeps the list must copy it. `session` names
-    the chain: an engine may keep the chain's KV cache between turns, until `release(session)`. If the call is cancelled,
+    a row of a chain: an engine may keep its KV cache between turns, until `release(session)`. If the call is cancelled,
     engines that hold the tokens sampled so far pass them to `on_cut`.
     """
 
@@ -271,11 +276,13 @@ class Outcome(StrEnum):
 class Turn:
     """One reply and the tool results that followed it.
 
-    `context_ids` are the ids between the previous sampled token and this reply. If `restarts` is true (the first turn, or
-    a template that rewrote history) they are the whole prompt, and a new training row begins. `sampled_s` are the seconds from
-    the request to the reply, `tools_s` those that its calls took, `calls_s` those of each call. `began_s` are the seconds from
-    the start of the chain to the request. Times are 0 or absent in turns that were recorded before they existed.
-    `state` is what the chain's environments call the state in which the turn began; it is empty if they name none.
+    `context_ids` are the ids between the last sampled token of its row and this reply. If `restarts` is true (the first turn,
+    or history was rewritten) they are the whole prompt, and a new training row begins: `why` says for which reason. `row` is
+    its number (None: recorded before rows had numbers, see `rows`). `prompt_digest` is the checksum of the ids that the engine
+    was given. `sampled_s` are the seconds from the request to the reply, `tools_s` those that its calls took, `calls_s` those
+    of each call. `began_s` are the seconds from the start of the chain to the request. Times are 0 or absent in turns that were
+    recorded before they existed. `state` is what the chain's environments call the state in which the turn began; it is empty
+    if they name none.
     """
 
     context_ids: list[int]
@@ -289,6 +296,9 @@ class Turn:
     began_s: float = 0.0
     calls_s: list[float] = field(default_factory=list)
     state: str = ""
+    row: int | None = None
+    why: RowReason = ""
+    prompt_digest: int | None = None
 
     @property
     def text(self) -> str:
@@ -324,7 +334,8 @@ class Trajectory(Displayed):
     while it waited for environments, and `scored_s` while its reward was computed.
 
     `foreign_marks` are the texts with which an observation or a user's turn begins in the agent's format and in the chat
-    template (None: not recorded, or there are none).
+    template (None: not recorded, or there are none). `final_row` is the training row that ended the chain, which has the final
+    reward (None: that of the last turn).
     """
 
     id: str
@@ -343,6 +354,7 @@ class Trajectory(Displayed):
     waited_s: float = 0.0
     scored_s: float = 0.0
     foreign_marks: list[str] | None = None
+    final_row: int | None = None
 
     def __iter__(self) -> Iterator[Turn]:
         return iter(self.turns)
@@ -459,7 +471,7 @@ class TokenRecord:
     """What an update did with the sampled tokens of one chain, named by its id.
 
     `advantage` is the mean over the tokens, `num_trained` the number that was in the loss of an optimizer step. `series` holds
-    values per sampled token, in the order of the turns, as a type ("f" float32, "e" float16, "B" bytes) and little-endian
+    values per sampled token, row by row (`rows`), as a type ("f" float32, "e" float16, "B" bytes) and little-endian
     bytes: advantage and trained unless all tokens have the same, trainer_logprob and entropy where the learner computed them.
     """
 

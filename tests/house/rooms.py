@@ -26,32 +26,34 @@ ROOMS = {
     "display": Room(0, 270),
     "old_names": Room(0, 15),
     "cache": Room(1, 13),
-    "types": Room(1, 365),
+    "types": Room(1, 374),
+    "rows": Room(2, 80),
     "schema": Room(1, 150),
     "foreign_names": Room(1, 59),
     "protocols": Room(2, 107),
     "aio": Room(2, 774),
     "codec": Room(2, 140),
-    "net": Room(2, 550),
+    "net": Room(2, 555),
     "plugins": Room(2, 102),
     "recipes": Room(2, 91),
     "data": Room(3, 380),
-    "tools": Room(4, 1_499),
+    "tools": Room(4, 1_501),
     "render": Room(4, 4_160),
     "kernels": Room(4, 1_422),
     "sandbox": Room(5, 2_790),
     "engines": Room(5, 4_823),
     "resources": Room(6, 3_847),
     "rewards": Room(6, 2_383),
+    "endpoint": Room(7, 1_460),
     "fleet": Room(7, 1_305),
     "faults": Room(6, 110),
     "testing": Room(7, 190),
-    "rollout": Room(7, 1_302),
-    "agents": Room(8, 678),
-    "outside": Room(9, 1_135),
+    "rollout": Room(7, 1_332),
+    "agents": Room(8, 973),
+    "outside": Room(9, 1_138),
     "envs": Room(8, 10_531),
-    "learn": Room(8, 6_274),
-    "runs": Room(8, 3_059),
+    "learn": Room(8, 6_298),
+    "runs": Room(8, 3_060),
     "pocket": Room(9, 259),
     "watch": Room(9, 2_393),
     "config": Room(9, 570),
@@ -59,14 +61,14 @@ ROOMS = {
     "planning": Room(10, 725),
     "training": Room(11, 4_629),
     "verl": Room(12, 1_292),
-    "health": Room(12, 980),
+    "health": Room(12, 993),
     "api": Room(13, 166),
     "view": Room(13, 1_745),
-    "cli": Room(14, 2_476),
+    "cli": Room(14, 2_575),
     "__main__": Room(15, 8),
     "__init__": Room(16, 67),
 }
-ALSO: set[tuple[str, str]] = {("display", "errors")}
+ALSO: set[tuple[str, str]] = {("display", "errors"), ("endpoint", "rollout")}
 
 # Where a heavy package may be imported, as path prefixes inside src/agentfly. Optional packages have their rows in extras.toml.
 HEAVY = {
@@ -138,11 +140,10 @@ LONG_FILES: dict[str, int] = {
     "runs/query.py": 603,
     "runs/store.py": 498,
     "verl/table.py": 589,
-    "types.py": 590,
+    "types.py": 602,
 }
 LONG_FUNCTIONS: dict[str, int] = {
     "engines/vllm_engine.py:__init__": 101,
-    "rollout/chain.py:play": 93,
 }
 FOLDERS_IN_A_CIRCLE: dict[str, set[str]] = {}
 SHARED_CLASS_NAMES: set[str] = set()

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from agentfly.net.client import (
-    Answer,
+    HttpAnswer,
     HttpClient,
     OutOfAttempts,
     OutOfTime,
@@ -30,7 +30,7 @@ def client_of(handler: Callable[[httpx.Request], httpx.Response], **options: obj
     return client
 
 
-async def get(client: HttpClient, policy: RetryPolicy = FAST) -> Answer:
+async def get(client: HttpClient, policy: RetryPolicy = FAST) -> HttpAnswer:
     return await retry(lambda: client.send("GET", client.base_url), policy)
 
 
@@ -96,7 +96,7 @@ def test_an_answer_larger_than_the_bound_is_refused_while_it_is_read() -> None:
 
 def test_deeply_nested_json_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="nested"):
-        Answer(200, {}, b"[" * 200_000).json()
+        HttpAnswer(200, {}, b"[" * 200_000).json()
 
 
 @pytest.mark.parametrize(

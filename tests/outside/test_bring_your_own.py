@@ -14,7 +14,8 @@ from tests.outside.test_openenv import url as url
 from tests.test_docs import ROOT, read_blocks
 
 PAGE = ROOT / "docs" / "bring-your-own.md"
-PROGRAMS = {block.file_name: block.text for block in read_blocks(PAGE.read_text(encoding="utf-8")) if block.file_name}
+BLOCKS = read_blocks(PAGE.read_text(encoding="utf-8"))
+PROGRAMS = {block.file_name: block.text for block in BLOCKS if (block.file_name or "").startswith("with_")}
 MAX_LINES = 30
 NEEDS = {
     "with_mcp.py": "mcp",

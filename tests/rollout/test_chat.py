@@ -10,7 +10,8 @@ import pytest
 
 from agentfly import ReactAgent, reward, tool
 from agentfly.errors import ConfigError, EngineError
-from agentfly.rollout.chat import ChatSession, prompt_ids
+from agentfly.rollout.chat import ChatSession
+from agentfly.rows import OpenRow
 from agentfly.testing import GuessEnv, ScriptedEngine
 from agentfly.types import Event, Message, Outcome, Request, Task
 
@@ -71,7 +72,7 @@ def test_a_conversation_goes_on_and_the_model_reads_its_own_tokens() -> None:
             second = [*engine.requests[1].prompt_ids, *chat.trajectory.turns[1].completion.token_ids]
             assert third[: len(second)] == second
             assert "Thanks" in engine.renderer.decode(third[len(second) :])
-            assert prompt_ids(chat.trajectory.turns) == [*third, *chat.trajectory.turns[2].completion.token_ids]
+            assert OpenRow.resume(chat.trajectory).prompt == [*third, *chat.trajectory.turns[2].completion.token_ids]
             assert [turn.restarts for turn in chat.trajectory.turns] == [True, False, False]
         assert engine.released == [chat.trajectory.id]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Never, get_args
 
@@ -22,10 +23,25 @@ from ..protocols import Engine, Renderer
 from ..resources import spec_of
 from ..rewards import Reward, as_reward
 from ..rollout import Limits, check_prompts, make_plan, open_environments, run_chains
+from ..rollout.chain import Player
 from ..rollout.setup import as_sampling, check_resources, next_run_number, open_model
 from ..tools import Tool, as_tool
-from ..types import Action, Completion, Event, Message, Reaction, RunResult, Sampling, Task, ToolCall, ToolResult, Trajectory
+from ..types import (
+    Action,
+    Completion,
+    Event,
+    Message,
+    Reaction,
+    RunResult,
+    Sampling,
+    Task,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+)
 from .examples import TOOLS, as_examples, examples_of_tools
+from .history import as_history
 
 
 class BaseAgent:
@@ -35,7 +51,8 @@ class BaseAgent:
     are decorated functions or names. `reward` is a decorated function, a name, a mix, or None for running only. `env` is a
     class or function that makes the environment of one chain. `examples` are messages of worked examples, a JSON file of them,
     or "tools" (a call of each); every prompt shows them between the system text and the task. With `examples_steps` only a
-    training shows them, to a share of its tasks that falls to 0. `engine` is "local", "vllm" or "openai", or a table of `kind`
+    training shows them, to a share of its tasks that falls to 0. `history` leaves out old steps or folds them into a summary: a
+    table of its `kind` ("last" or "fold") and options. `engine` is "local", "vllm" or "openai", or a table of `kind`
     and the engine's options. Each `on_...` argument is "continue" (tell the model), "end" (end the chain) or "raise".
     """
 
@@ -51,8 +68,8 @@ class BaseAgent:
         model: str | Path | Engine = "",
         *,
         tools: Any = (),
-        reward: Any = None,
-        env: Any = None,
+        reward: object = None,
+        env: object = None,
         system: str | None = None,
         examples: str | Path | Iterable[Message | Mapping[str, Any]] = (),
         examples_steps: int | None = None,
@@ -63,6 +80,7 @@ class BaseAgent:
         on_no_tool_call: Reaction | None = None,
         on_invalid_call: Reaction = "continue",
         on_tool_error: Reaction = "continue",
+        history: object = None,
         renderer: Renderer | None = None,
         engine: str | Mapping[str, Any] | None = None,
         resources: Mapping[str, Any] | None = None,
@@ -91,7 +109,10 @@ class BaseAgent:
         for name in ("on_no_tool_call", "on_invalid_call", "on_tool_error"):
             if getattr(self, name) not in get_args(Reaction):
                 raise ConfigError(f"{name} is 'continue', 'end' or 'raise', not {getattr(self, name)!r}")
+        self.history = as_history(history)
         self.engine_options = engine_options(engine)
+        self.player: Player | None = None
+        self.described_as = ""  # the kind that a config names in place of the class
         self._opened: tuple[Engine, Renderer | None] | None = None
         self._renderer = renderer
 
@@ -131,6 +152,18 @@ class BaseAgent:
     def nudge(self, action: Action) -> Message:
         """Returns the message that follows a reply without call and answer if `on_no_tool_call` is "continue"."""
         return Message("user", action.nudge or self.default_nudge)
+
+    def rewrite(self, messages: Sequence[Message], turns: Sequence[Turn]) -> list[Message] | None:
+        """Returns the messages of the next request; None for `messages`, those of the last one and what followed.
+
+        What it returns in place of messages that follow the last reply goes on with the training row. Where a message before
+        differs, a new row begins. The reply to a `Aside` is not parsed; it is the last of the next `messages`.
+        """
+        return None if self.history is None else self.history.rewrite(messages, turns)
+
+    def serving(self) -> AbstractAsyncContextManager[None]:
+        """Open while chains run in this event loop: what an agent with a loop of its own needs for them."""
+        return nullcontext()
 
     def check_model(self) -> None:
         """Raises ConfigError if the agent cannot work with the opened model. Runs before the first chain starts."""

@@ -7,6 +7,7 @@
     agentfly dpo RUN [key=value ...] [--beta B] [--min-gap R]
     agentfly runs | show | compare | plot | export | export-model | query | chat | doctor     (see cli/runs)
     agentfly view [RUNS_DIR]                                      (see cli/dashboard.py)
+    agentfly serve CHECKPOINT [key=value ...] [--agent]           (see cli/serve.py)
     agentfly verl print-config | plan | cluster status            (see cli/scale.py)
     agentfly recipes [NAME]
     agentfly init FOLDER
@@ -35,7 +36,7 @@ from typing import TYPE_CHECKING
 
 from .. import __version__, plugins
 from ..errors import AgentFlyError, ConfigError, RankError
-from . import dashboard, envs, mcp, scale, search_server, sweep, train
+from . import dashboard, envs, mcp, scale, search_server, serve, sweep, train
 from . import runs as run_commands
 from .arguments import separate_config, takes_config
 
@@ -144,6 +145,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     run_commands.add_parsers(commands)
     dashboard.add_parser(commands)
+    serve.add_parser(commands)
     scale.add_parsers(commands)
 
     recipes = commands.add_parser("recipes", help="list the recipes, or print one")

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 
 from ..errors import ConfigError, EngineError
 from ..types import Sampling
-from .openai_server import ModelServer, Refused
+from .openai_server import ModelServer, RequestRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class SglangDialect:
         """The answer of an endpoint that not every release of SGLang has; {} if it is missing."""
         try:
             return self._server.call("GET", url, timeout_s=timeout_s)
-        except Refused as refused:
+        except RequestRefused as refused:
             if refused.status in (404, 405):
                 return {}
             raise
@@ -211,7 +211,7 @@ def _needing(message: str) -> Iterator[None]:
     """Raise a ConfigError with this message if the server has no such endpoint."""
     try:
         yield
-    except Refused as refused:
+    except RequestRefused as refused:
         if refused.status in (404, 405):
             raise ConfigError(message) from refused
         raise

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from ..errors import ConfigError, EngineError
 from ..net.address import is_url
-from ..net.client import Answer, HttpClient, OutOfAttempts, OutOfTime, Rejected, RetryPolicy, Transient, retry
+from ..net.client import HttpAnswer, HttpClient, OutOfAttempts, OutOfTime, Rejected, RetryPolicy, Transient, retry
 
 DEFAULT_URL = "https://api.openai.com/v1"
 ALIVE_S = 10.0
@@ -22,7 +22,7 @@ ALIVE_S = 10.0
 T = TypeVar("T")
 
 
-class Refused(EngineError):
+class RequestRefused(EngineError):
     """The server refused the request; another attempt would be refused, too."""
 
     def __init__(self, status: int, sentence: str) -> None:
@@ -116,10 +116,11 @@ class ModelServer:
             raise self.refused(error) from error
         return self._json(answer) if answer.body.strip() else {}
 
-    def refused(self, error: Rejected) -> Refused:
-        return Refused(error.status, f"{self.who} refused the request: {error}" if error.status else f"{self.who}: {error}")
+    def refused(self, error: Rejected) -> RequestRefused:
+        refusing = " refused the request" if error.status else ""
+        return RequestRefused(error.status, f"{self.who}{refusing}: {error}")
 
-    def _json(self, answer: Answer) -> Any:
+    def _json(self, answer: HttpAnswer) -> Any:
         try:
             return answer.json()
         except ValueError as error:

@@ -112,14 +112,22 @@ class _WireCall:
     def __init__(self, id: str, name: str, arguments: str) -> None:  # noqa: A002  its name on the wire
         self.id, self.name, self.arguments = id, name, arguments
 
-    def read(self) -> ToolCall:
-        try:
-            arguments = load_json(self.arguments) if self.arguments.strip() else {}
-        except ValueError as error:
-            return ToolCall(self.name, {}, self.id, error=f"the arguments of {self.name} are not JSON: {error}")
-        if not isinstance(arguments, dict):
-            return ToolCall(self.name, {}, self.id, error=f"the arguments of {self.name} must be a JSON object")
-        return ToolCall(self.name, arguments, self.id)
+
+def read_call(id: str, name: str, text: str) -> ToolCall:  # noqa: A002  its name on the wire
+    """A call whose arguments came as the text of a JSON object; an empty text is an object without members."""
+    try:
+        arguments = load_json(text) if text.strip() else {}
+    except ValueError as error:
+        return ToolCall(name, {}, id, error=f"the arguments of {name} are not JSON: {error}")
+    if not isinstance(arguments, dict):
+        return ToolCall(name, {}, id, error=f"the arguments of {name} must be a JSON object")
+    return ToolCall(name, arguments, id)
+
+
+def write_call(call: ToolCall) -> dict[str, Any]:
+    """A call of a reply, as chat servers write it and read it."""
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def _text(value: object) -> str:
@@ -137,7 +145,7 @@ def _content(value: object) -> str:
 
 
 def _complete(text: str, calls: list[_WireCall], finish: object, usage: object) -> Completion:
-    read = [call.read() for call in calls[:MAX_CALLS]]
+    read = [read_call(call.id, call.name, call.arguments) for call in calls[:MAX_CALLS]]
     if len(calls) > MAX_CALLS:
         read.append(ToolCall("", {}, error=f"only the first {MAX_CALLS} calls of a reply are read"))
     return Completion(
@@ -162,10 +170,7 @@ def _message(message: Message, native: bool) -> dict[str, Any]:
     # Calls that an agent parsed from the text have no id; the text already contains them.
     calls = [call for call in message.tool_calls if call.id] if native else []
     if calls:
-        out["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
-            for call in calls
-        ]
+        out["tool_calls"] = [write_call(call) for call in calls]
     if message.role == "tool" and message.tool_call_id:
         out["tool_call_id"] = message.tool_call_id
     if message.name:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from ..errors import StorageError
+from ..rows import digest_of, rows_of
 from ..runs.rows import unpack_values
 from ..runs.store import LearnedRow, TrajectoryRow, summary_of
 from ..types import Outcome, Trajectory
@@ -72,18 +73,29 @@ def _tokens(trajectory: Trajectory) -> Iterator[str]:
             yield f"turn {number} has the log-prob {wrong[0]}, which is not a finite number of at most 0"
         if reply.token_ids and not turn.context_ids and (turn.restarts or number == 1):
             yield f"turn {number} begins with a sampled token, which nothing predicts"
-    if trajectory.turns and not trajectory.turns[0].restarts:
-        yield "its first turn continues a prompt that is not stored"
+    for row in rows_of(trajectory):
+        digest, before = 0, list[int]()
+        for number in row:
+            turn = trajectory.turns[number]
+            if turn.restarts and number != row[0]:
+                yield f"turn {number + 1} begins a row that has turns before it"
+            if number == row[0] and not turn.restarts:
+                yield f"turn {number + 1} continues a prompt that is not stored"
+            digest = digest_of([*before, *turn.context_ids], digest)
+            before = turn.completion.token_ids
+            if turn.prompt_digest not in (None, digest):
+                yield f"turn {number + 1} follows other token ids than those that the engine read before it"
 
 
 def _versions(trajectory: Trajectory) -> Iterator[str]:
-    versions = [version for turn in trajectory.turns for version in turn.completion.versions]
-    if versions and min(versions) < 0:
-        yield f"a token has the version {min(versions)}"
-    for earlier, later in pairwise(versions):
-        if later < earlier:
-            yield f"a token of version {later} follows one of version {earlier}"
-            return
+    for row in rows_of(trajectory):
+        versions = [version for number in row for version in trajectory.turns[number].completion.versions]
+        if versions and min(versions) < 0:
+            yield f"a token has the version {min(versions)}"
+        for earlier, later in pairwise(versions):
+            if later < earlier:
+                yield f"a token of version {later} follows one of version {earlier}"
+                return
 
 
 def _rewards(row: TrajectoryRow, trajectory: Trajectory) -> Iterator[str]:

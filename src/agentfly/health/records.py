@@ -11,6 +11,7 @@ from typing import Any
 from ..config import Config
 from ..errors import AgentFlyError, ConfigError, InvariantError
 from ..learn.samples import to_samples
+from ..rows import turns_by_row
 from ..runs import RunDirectory, RunStore, TrajectoryRow, decode
 from ..runs.checkpoints import list_checkpoints
 from ..types import Task, Trajectory
@@ -173,7 +174,7 @@ def _mask_problem(trajectory: Trajectory) -> str | None:
         rows = to_samples(trajectory)
     except (InvariantError, AssertionError) as error:
         return f"no training rows can be made of it: {error}"
-    sampled = [token for turn in trajectory.turns for token in turn.completion.token_ids] if rows else []
+    sampled = [token for turn in turns_by_row(trajectory) for token in turn.completion.token_ids] if rows else []
     trained = [token for row in rows for token, mask in zip(row.token_ids, row.mask, strict=True) if mask]
     return None if trained == sampled else f"the mask covers {len(trained)} tokens, but {len(sampled)} were sampled"
 

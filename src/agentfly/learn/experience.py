@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import InvariantError
+from ..rows import turns_by_row
 from ..types import Sample, TokenRecord, Trajectory
 from .algorithms import Credit
 from .algorithms.advantages import TokenValues
@@ -320,8 +321,8 @@ def gather(
 
 
 def _owners(trajectories: Sequence[Trajectory]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the chain and the turn of each sampled token: rows hold the sampled tokens of the turns in order."""
-    counts = [[len(turn.completion.token_ids) for turn in trajectory.turns] for trajectory in trajectories]
+    """Returns the chain and the turn of each sampled token, row by row."""
+    counts = [[len(turn.completion.token_ids) for turn in turns_by_row(trajectory)] for trajectory in trajectories]
     every = np.array([count for chain in counts for count in chain], dtype=np.int64)
     per_chain = np.array([sum(chain) for chain in counts], dtype=np.int64)
     return np.repeat(np.arange(len(counts)), per_chain), np.repeat(np.arange(len(every)), every)

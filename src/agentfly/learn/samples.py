@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import struct
 import sys
+import zlib
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvariantError
+from ..rows import row_numbers, rows_of, turns_by_row
 from ..types import Sample, Trajectory, Turn
 
 
@@ -30,9 +31,9 @@ def to_samples(trajectory: Trajectory) -> list[Sample]:
                     |   |       |
                turn 0   1       2 and the final reward: each on the last sampled token of its turn
 
-    A row ends with its last sampled token, because later context predicts nothing. The reward of a turn without sampled tokens
-    goes to the sampled token before it (at the very start: after it), so that the rewards always add up to
-    `trajectory.total_reward`.
+    The rows are in the order of `rows.rows_of`: the one that ended the chain, which gets the final reward, is last. A row ends
+    with its last sampled token, because later context predicts nothing. The reward of a turn without sampled tokens goes to the
+    sampled token before it (at the very start: after it), so that the rewards always add up to `trajectory.total_reward`.
     """
     return rows_of_chains([trajectory])[0]
 
@@ -87,9 +88,8 @@ def opening_row(trajectory: Trajectory, most: int) -> Sample | None:
     Nothing that was drawn later decides which tokens the row holds, so they are a fair sample of what the sampler draws.
     """
     parts, left = [], most
-    for number, turn in enumerate(trajectory.turns):
-        if turn.restarts and number:
-            break
+    first = row_numbers(trajectory.turns)
+    for turn in (turn for turn, row in zip(trajectory.turns, first, strict=True) if row == first[0]):
         reply = turn.completion
         parts.append((turn.context_ids, reply.token_ids[:left], reply.logprobs[:left]))
         left -= len(parts[-1][1])
@@ -112,29 +112,33 @@ def _segments(trajectory: Trajectory) -> list[_Segment]:
     """Returns what each row of a chain is made of."""
     if not trajectory.trainable:
         return []
-    rewards, turns = _place_rewards(trajectory), trajectory.turns
-    begins = [number for number, turn in enumerate(turns) if turn.restarts or not number]
+    rows, turns = rows_of(trajectory), trajectory.turns
+    rewards = _place_rewards(trajectory, rows)
     segments = []
-    for begin, stop in pairwise([*begins, len(turns)]):
-        while stop > begin and not len(turns[stop - 1].completion.token_ids):
-            stop -= 1  # later context predicts nothing
-        if stop == begin:
+    for row in rows:
+        while row and not len(turns[row[-1]].completion.token_ids):
+            row.pop()  # later context predicts nothing
+        if not row:
             continue
-        own = turns[begin:stop]
+        own = [turns[index] for index in row]
         first = next(turn for turn in own if len(turn.context_ids) or len(turn.completion.token_ids))
         if not len(first.context_ids):
             raise InvariantError(f"chain {trajectory.id!r} has a row that begins with a sampled token, which nothing predicts")
         size = sum(len(turn.context_ids) + len(turn.completion.token_ids) for turn in own)
-        segments.append(_Segment(own, rewards[begin:stop], size))
+        segments.append(_Segment(own, [rewards[index] for index in row], size))
     return segments
 
 
-def _place_rewards(trajectory: Trajectory) -> list[float]:
-    """Returns, for each turn, the reward on its last sampled token. It is 0 for turns without sampled tokens."""
+def _place_rewards(trajectory: Trajectory, rows: Sequence[Sequence[int]]) -> list[float]:
+    """Returns, for each turn, the reward on its last sampled token. It is 0 for turns without sampled tokens.
+
+    The final reward is on the last turn of the row that ended the chain.
+    """
     placed = [0.0] * len(trajectory.turns)
     last: int | None = None
     unplaced = 0.0
-    for number, turn in enumerate(trajectory.turns):
+    for number in (number for row in rows for number in row):
+        turn = trajectory.turns[number]
         if len(turn.completion.token_ids):
             last = number
         unplaced += turn.reward
@@ -165,13 +169,13 @@ def _trained(rows: Sequence[Sample], name: str) -> NDArray[Any]:
 
 
 def check_tokens(trajectory: Trajectory, rows: Sequence[Sample], *, versions: range) -> None:
-    """Checks that `rows` train the sampled tokens of a chain, each once and in order, and nothing else.
+    """Checks that `rows` train the sampled tokens of a chain, each once, after what the engine read, and nothing else.
 
     `versions` are those that may have drawn a token. Raises InvariantError, also if a log-prob differs from the engine's, is
     not finite or is above 0.
     """
     name = f"chain {trajectory.id!r}"
-    replies = [turn.completion for turn in trajectory.turns]
+    replies = [turn.completion for turn in turns_by_row(trajectory)]
     sampled = _joined([reply.token_ids for reply in replies], np.int64)
     drawn = _joined([reply.versions for reply in replies], np.int64)
     if len(drawn) and not (versions.start <= drawn.min() and drawn.max() < versions.stop):
@@ -194,6 +198,32 @@ def check_tokens(trajectory: Trajectory, rows: Sequence[Sample], *, versions: ra
         raise InvariantError(f"{name}: the log-probs of its training rows are not those that the engine recorded")
     if _trained(rows, "versions").tobytes() != drawn.tobytes():
         raise InvariantError(f"{name}: the versions of its training rows are not those that the engine recorded")
+    if (wrong := _wrong_context(trajectory, rows)) is not None:
+        raise InvariantError(
+            f"{name}: the reply of turn {wrong} would be trained after other tokens than those that the engine read before it"
+        )
+
+
+def _wrong_context(trajectory: Trajectory, rows: Sequence[Sample]) -> int | None:
+    """The index of the first turn whose reply follows other ids than those of its request; None if there is none.
+
+    The rows hold the sampled tokens of all turns, row by row. Turns without a recorded digest are not compared.
+    """
+    places = [np.flatnonzero(row.mask) for row in rows]
+    number, used, digest, done = 0, 0, 0, 0
+    for index in (index for row in rows_of(trajectory) for index in row):
+        turn = trajectory.turns[index]
+        count = len(turn.completion.token_ids)
+        if not count:
+            continue
+        while used >= len(places[number]):
+            used, number, digest, done = used - len(places[number]), number + 1, 0, 0
+        at = int(places[number][used])
+        used += count
+        digest, done = zlib.crc32(rows[number].token_ids[done:at].astype("<i8", copy=False).tobytes(), digest), at
+        if turn.prompt_digest not in (None, digest):
+            return index
+    return None
 
 
 def check_chains(trajectories: Sequence[Trajectory], rows: Sequence[Sequence[Sample]]) -> None:
@@ -217,7 +247,7 @@ def _as_sampled(trajectories: Sequence[Trajectory], rows: Sequence[Sequence[Samp
     counts = np.diff(np.cumsum(mask)[ends - 1], prepend=0)
     if counts.tolist() != [trajectory.num_sampled for trajectory in trained]:
         return False
-    replies = [turn.completion for trajectory in trained for turn in trajectory.turns]
+    replies = [turn.completion for trajectory in trained for turn in turns_by_row(trajectory)]
     ids, versions = (np.concatenate([getattr(row, name) for row in every])[mask] for name in ("token_ids", "versions"))
     logprobs = np.concatenate([row.logprobs for row in every])[mask]
     return bool(
@@ -226,4 +256,5 @@ def _as_sampled(trajectories: Sequence[Trajectory], rows: Sequence[Sequence[Samp
         and (logprobs == _joined([reply.logprobs for reply in replies], np.float64)).all()
         and logprobs.max() <= 1e-6
         and logprobs.min() > -np.inf
+        and all(_wrong_context(trajectory, own) is None for trajectory, own in zip(trajectories, rows, strict=True) if own)
     )

@@ -55,7 +55,7 @@ class OutOfAttempts(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """The status, headers (lower-case names) and whole body of one response."""
 
     status: int
@@ -129,7 +129,7 @@ class HttpClient:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.base_url!r})"
 
-    async def send(self, method: str, url: str, **request: object) -> Answer:
+    async def send(self, method: str, url: str, **request: object) -> HttpAnswer:
         """One attempt. `request` takes httpx's `json`, `params`, `headers`. Raises Transient or Rejected if it is not a 200."""
         with self._transient_errors():
             async with self.client().stream(method, url, **request, extensions={"trace": self._trace}) as response:
@@ -154,7 +154,7 @@ class HttpClient:
                             yield line.decode("utf-8", "replace").rstrip("\r")
                 yield rest.decode("utf-8", "replace")
 
-    def send_blocking(self, method: str, url: str, *, timeout_s: float, **request: Any) -> Answer:
+    def send_blocking(self, method: str, url: str, *, timeout_s: float, **request: Any) -> HttpAnswer:
         """The same for a thread without an event loop; `timeout_s` is for the whole answer."""
         import httpx
 
@@ -169,7 +169,7 @@ class HttpClient:
                 self._add(body, part)
                 if time.monotonic() > deadline:
                     raise Transient(f"the answer took more than {timeout_s:g} s")
-        return self.check(Answer(response.status_code, dict(response.headers), bytes(body)))
+        return self.check(HttpAnswer(response.status_code, dict(response.headers), bytes(body)))
 
     def client(self) -> Any:
         """The httpx client of the running event loop, for requests that `send` does not cover, such as streams."""
@@ -193,7 +193,7 @@ class HttpClient:
         if client is not None:
             await client.aclose()
 
-    def check(self, answer: Answer) -> Answer:
+    def check(self, answer: HttpAnswer) -> HttpAnswer:
         """The answer. Raises Transient or Rejected unless its status is 200."""
         if answer.status == 200:
             return answer
@@ -202,7 +202,7 @@ class HttpClient:
             raise Transient(reason, retry_after(answer.headers.get("retry-after")))
         raise Rejected(answer.status, reason)
 
-    def reason(self, answer: Answer) -> str:
+    def reason(self, answer: HttpAnswer) -> str:
         """Why the server refused a request, in its words, without the secret, as one line of at most MAX_REASON characters."""
         text = answer.body[: 64 << 10].decode("utf-8", "replace")
         try:
@@ -228,11 +228,11 @@ class HttpClient:
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             raise Transient(self.hide(f"{type(error).__name__}: {error}".rstrip(": "))) from error
 
-    async def _read(self, response: Any) -> Answer:
+    async def _read(self, response: Any) -> HttpAnswer:
         body = bytearray()
         async for part in response.aiter_bytes():
             self._add(body, part)
-        return Answer(response.status_code, dict(response.headers), bytes(body))
+        return HttpAnswer(response.status_code, dict(response.headers), bytes(body))
 
     def _add(self, body: bytearray, part: bytes) -> None:
         body += part

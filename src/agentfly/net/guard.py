@@ -29,12 +29,18 @@ def token_from(variable: str | None, setting: str) -> str | None:
     return token
 
 
+def check_token(token: str, what: str = "the token") -> None:
+    """Raises ConfigError for a token that is too short, or that a header cannot hold."""
+    if not token.isascii() or len(token) < MIN_TOKEN or any(letter.isspace() for letter in token):
+        raise ConfigError(f"{what} must have {MIN_TOKEN} characters or more, in ASCII and without spaces")
+
+
 class Guard:
     """The rules of one server. `own_pages`: the server's own HTML pages may send requests to it.
 
     A program shows the token in the Authorization header. With `cookie`, a browser may show it in the cookie of that name, or
     in the query as `token=...`, as in the address that the server prints. A browser's request that can change something (any
-    method but GET and HEAD) must then name its Origin.
+    method but GET and HEAD) must then name its Origin. `keyed`: the server asks for a key itself, beside this check.
 
     Raises ConfigError if `host` is not loopback and there is no token, or if the token is not usable. `cure` ends the sentence
     that asks for a token, such as "set AGENTFLY_SEARCH_TOKEN".
@@ -48,11 +54,12 @@ class Guard:
         own_pages: bool = False,
         cookie: str | None = None,
         cure: str = "set a token",
+        keyed: bool = False,
     ) -> None:
-        if not is_loopback(host) and not token:
+        if not is_loopback(host) and not (token or keyed):
             raise ConfigError(f"a server on {host} can be reached from other machines and needs a token: {cure}")
-        if token and (not token.isascii() or len(token) < MIN_TOKEN or any(letter.isspace() for letter in token)):
-            raise ConfigError(f"the token must have {MIN_TOKEN} characters or more, in ASCII and without spaces")
+        if token:
+            check_token(token)
         self.local = is_loopback(host)
         self._token = token
         self._own_pages = own_pages

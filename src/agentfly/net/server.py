@@ -15,7 +15,7 @@ import errno
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,6 +33,8 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+ErrorBody = Callable[[str, int, str], Mapping[str, Any]]
+"""The JSON of a refusal, from the path of the request, the status and a sentence."""
 
 
 class HalfOpen:
@@ -74,7 +76,8 @@ class WebServer:
     """Serves `app` in the running event loop: `async with WebServer(app, guard) as server: server.url`.
 
     `port` 0 takes a free port. `fallback_port`: if the port is in use, take a free one instead of raising ConfigError. The
-    attribute `app` is the application behind the limits and the guard.
+    attribute `app` is the application behind the limits and the guard. `error_body` is the JSON of their refusals, for clients
+    that expect a shape.
     """
 
     def __init__(
@@ -87,9 +90,10 @@ class WebServer:
         fallback_port: bool = False,
         max_connections: int = 1024,
         max_body: int = 1 << 20,
+        error_body: ErrorBody | None = None,
     ) -> None:
         self.host, self.port = host, port
-        self.app: App = _Limits(app, guard, max_body)
+        self.app: App = _Limits(app, guard, max_body, error_body or (lambda path, status, sentence: {"error": sentence}))
         self._fallback_port = fallback_port
         self._max_connections = max_connections
         self._server: Any = None
@@ -194,8 +198,8 @@ async def serve_until_stopped(server: AsyncServer, say: Callable[[str], None], o
 class _Limits:
     """Middleware: asks the guard, bounds the body in size and time, and turns an exception of the application into a 500."""
 
-    def __init__(self, app: App, guard: Guard, max_body: int) -> None:
-        self._app, self._guard, self._max_body = app, guard, max_body
+    def __init__(self, app: App, guard: Guard, max_body: int, error_body: ErrorBody) -> None:
+        self._app, self._guard, self._max_body, self._error_body = app, guard, max_body, error_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -205,7 +209,7 @@ class _Limits:
             self._check_head(headers, scope)
             body = await self._body(headers, receive)
         except _Refused as refused:
-            await _answer(send, refused.status, refused.sentence)
+            await self._refuse(scope, send, refused.status, refused.sentence)
             return
         if body is None:
             return
@@ -228,7 +232,10 @@ class _Limits:
         except Exception:
             log.exception("a request for %s failed", scope["path"][:80])
             if not started:
-                await _answer(send, 500, "the server failed; its log says how")
+                await self._refuse(scope, send, 500, "the server failed; its log says how")
+
+    async def _refuse(self, scope: Scope, send: Send, status: int, sentence: str) -> None:
+        await _answer(send, status, self._error_body(scope["path"], status, sentence))
 
     def _check_head(self, headers: Sequence[tuple[str, str]], scope: Scope) -> None:
         # h11 bounds a head only while it is incomplete: one that arrives in a single read may be larger.
@@ -272,10 +279,10 @@ class _Refused(Exception):
     sentence: str
 
 
-async def _answer(send: Send, status: int, sentence: str) -> None:
+async def _answer(send: Send, status: int, value: Mapping[str, Any]) -> None:
     import json
 
-    body = json.dumps({"error": sentence}).encode() + b"\n"
+    body = json.dumps(value).encode() + b"\n"
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,11 +19,13 @@ from ..errors import AgentFlyError, ConfigError, DeadlineError, EngineError, Rol
 from ..protocols import Engine, RemoteEngine, Renderer
 from ..resources import Admission, Lease, ResourceManager
 from ..rewards import Reward, Score
+from ..rows import Aside, OpenRow
 from ..tools import Context, Tool, call_tools
 from ..types import (
     Action,
     Completion,
     Event,
+    Extension,
     Message,
     Outcome,
     Reaction,
@@ -39,6 +41,9 @@ from .activity import Activities, Activity
 from .limits import EndedLate, Limits, check_ended, deadline, late_error, used_by_chain, where_ended
 from .shaping import Prompted, call_bonus
 
+Player = Callable[..., Awaitable[Outcome]]
+"""What plays the chains of an agent that has a loop of its own: it takes the arguments of `play`."""
+
 
 class AgentLike(Prompted, Protocol):
     """The part of an agent that a chain uses."""
@@ -47,10 +52,12 @@ class AgentLike(Prompted, Protocol):
     on_no_tool_call: Reaction
     on_invalid_call: Reaction
     on_tool_error: Reaction
+    player: Player | None
 
     def parse(self, completion: Completion) -> Action: ...
     def observe(self, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> list[Message]: ...
     def nudge(self, action: Action) -> Message: ...
+    def rewrite(self, messages: Sequence[Message], turns: Sequence[Turn]) -> list[Message] | None: ...
 
 
 @dataclass(slots=True)
@@ -119,10 +126,9 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
     context = Context(opening.task, trajectory)
     lease: Lease | None = None
     activity = None if plan.activities is None else plan.activities.add(trajectory)
-    started = time.perf_counter()
     chain_ends, of_group = deadline(plan.limits, until)
-    limit, phase = TimeLimit(chain_ends), "environment"
-    _tell(plan, trajectory, "chain_started")
+    started, limit, phase = time.perf_counter(), TimeLimit(chain_ends), "environment"
+    tell(plan, trajectory, "chain_started")
     try:
         try:
             async with limit:
@@ -133,8 +139,9 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
                     trajectory.waited_s += time.perf_counter() - started
                     if activity is not None:
                         activity.leave(time.perf_counter())
-                phase = "play"
-                trajectory.outcome = await play(plan, trajectory, context, opening.prompt_ids, activity, limit, started)
+                phase, row = "play", OpenRow.begin(trajectory_id, 0, opening.prompt_ids, "first")
+                run = plan.agent.player or play
+                trajectory.outcome = await run(plan, trajectory, context, row, activity, limit, started)
                 check_ended(limit)
         except TimeoutError as error:
             whose = "turn" if limit.when() != chain_ends else "group" if of_group else "chain"
@@ -145,7 +152,7 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
             if where.startswith("sampling") and not isinstance(error, EndedLate):
                 if isinstance(plan.engine, RemoteEngine):
                     await plan.engine.check_alive()
-                _end_reply(trajectory, context.cut)
+                _end_reply(plan.agent, trajectory, context.cut)
             trajectory.outcome, trajectory.error = Outcome.MAX_TIME, str(late)
         if trajectory.outcome.trainable and plan.reward is not None:
             phase = "scoring"
@@ -166,7 +173,7 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
         task = asyncio.current_task()
         if task is None or task.cancelling():
             trajectory.outcome, trajectory.reward = Outcome.CANCELLED, None
-            _tell(plan, trajectory, "finished", trajectory=trajectory)
+            tell(plan, trajectory, "finished", trajectory=trajectory)
             raise
         # The chain itself is not cancelled: its environment or the engine awaited something that was.
         fail(trajectory, WorldError("an environment or the engine raised CancelledError"))
@@ -185,7 +192,7 @@ async def run_chain(plan: Plan, opening: Opening, chain: int, trajectory_id: str
         if lease is not None:
             lease.release_now()
         await context.close()
-    _tell(plan, trajectory, "finished", trajectory=trajectory)
+    tell(plan, trajectory, "finished", trajectory=trajectory)
     return trajectory
 
 
@@ -193,33 +200,29 @@ async def play(
     plan: Plan,
     trajectory: Trajectory,
     context: Context,
-    first_ids: Sequence[int],
+    row: OpenRow,
     activity: Activity | None,
     limit: TimeLimit,
     started: float,
-    read: Sequence[int] | None = None,
 ) -> Outcome:
     """The loop: sample, parse, act, extend. `limit` holds the chain's deadline; each turn sets its own if that is earlier.
 
-    `started` is when the chain began, by `time.perf_counter`. `read` are the ids before `first_ids`, for a chain that is
-    continued; None if `first_ids` are the whole prompt.
+    `row` holds the prompt of the first request. `started` is when the chain began, by `time.perf_counter`.
     """
-    agent, engine, renderer, limits = plan.agent, plan.engine, plan.renderer, plan.limits
-    messages, turns = trajectory.messages, trajectory.turns
+    agent, engine, limits, messages, turns = plan.agent, plan.engine, plan.limits, trajectory.messages, trajectory.turns
     chain_ends, task, clock = limit.when(), asyncio.current_task(), time.perf_counter
-    prompt = [*(read or ()), *first_ids]
-    new_ids, restarts = list(first_ids), read is None
-    on_text = None if plan.on_event is None else lambda text: _tell(plan, trajectory, "text", text=text)
+    on_text = None if plan.on_event is None else lambda text: tell(plan, trajectory, "text", text=text)
+    context.row = row
 
     def keep(completion: Completion) -> None:
-        context.cut = Turn(new_ids, restarts, completion, sampled_s=clock() - since, began_s=since - started, state=state)
+        context.cut = row.turn(completion, sampled_s=clock() - since, began_s=since - started, state=state)
 
     while True:
-        room = limits.max_context - len(prompt)
+        room = limits.max_context - len(row.prompt)
         if room < 1:
             return Outcome.MAX_TOKENS
-        sampling = _sampling(plan.sampling, room, trajectory, len(turns))
-        request = Request(prompt, sampling, trajectory.id, messages, plan.schemas, on_text, keep)
+        sampling = sampling_of(plan.sampling, room, trajectory, len(turns))
+        request = Request(row.prompt, sampling, row.session, row.history(messages), plan.schemas, on_text, keep)
         if task is not None and task.cancelling():
             check_ended(limit)
         if limits.turn_timeout_s is not None:
@@ -228,24 +231,21 @@ async def play(
         state, since = (await context.state() if context.state else ""), clock()
         if activity is not None:
             activity.enter("sampling", since)
-        try:
-            completion = await engine.generate(request)
-        except (AgentFlyError, TimeoutError):
-            raise
-        except Exception as error:
-            raise EngineError(f"generate: {type(error).__name__}: {error}") from error
+        completion = await sample(engine, request)
         now = clock()
         if activity is not None:
             activity.leave(now)
-        turn = Turn(new_ids, restarts, completion, sampled_s=now - since, began_s=since - started, state=state)
+        turn = row.turn(completion, sampled_s=now - since, began_s=since - started, state=state)
         turns.append(turn)
-        prompt += completion.token_ids
-        action = agent.parse(completion)
+        row.reply(completion.token_ids)
+        action = Action() if row.asks else agent.parse(completion)
         calls = turn.calls = action.calls
         messages.append(Message("assistant", completion.text, calls))
-        trajectory.prediction = completion.text if action.answer is None else action.answer
 
-        if not calls:
+        new_messages: list[Message] = []
+        if not row.asks:
+            trajectory.prediction = completion.text if action.answer is None else action.answer
+        if not calls and not row.asks:
             if completion.stop == "length":
                 return Outcome.MAX_TOKENS
             if action.answer is not None:
@@ -253,7 +253,7 @@ async def play(
             if agent.on_no_tool_call != "continue":
                 return _react(agent.on_no_tool_call, "the reply has no tool call", completion.text)
             new_messages = [agent.nudge(action)]
-        else:
+        elif calls:
             since = clock()
             if activity is not None:
                 activity.enter("tools", since, calls)
@@ -261,7 +261,7 @@ async def play(
                 if plan.on_event is None:  # the common case
                     results = turn.results = await call_tools(agent.tools, calls, context, turn.calls_s)
                 else:
-                    results = turn.results = await _act_and_tell(plan, trajectory, context, turn)
+                    results = turn.results = await _act_andtell(plan, trajectory, context, turn)
             finally:
                 now = clock()
                 turn.tools_s = now - since
@@ -275,22 +275,59 @@ async def play(
         messages += new_messages
         if len(turns) >= limits.max_turns:
             return Outcome.MAX_TURNS
-        if renderer is not None:
-            extension = renderer.extend(messages, len(new_messages), completion, plan.schemas)
-            new_ids, restarts = extension.ids, extension.restarts
-            if restarts:
-                prompt = list(new_ids)
-            else:
-                prompt += new_ids
+        row = context.row = _go_on(plan, trajectory, row, len(new_messages))
 
 
-async def _act_and_tell(plan: Plan, trajectory: Trajectory, context: Context, turn: Turn) -> tuple[ToolResult, ...]:
+async def sample(engine: Engine, request: Request) -> Completion:
+    """Returns a reply. Raises EngineError for an exception of the engine that has no fate of its own."""
+    try:
+        return await engine.generate(request)
+    except (AgentFlyError, TimeoutError):
+        raise
+    except Exception as error:
+        raise EngineError(f"generate: {type(error).__name__}: {error}") from error
+
+
+def _go_on(plan: Plan, trajectory: Trajectory, row: OpenRow, num_new: int) -> OpenRow:
+    """Returns the row of the next request. The last `num_new` messages follow the reply."""
+    renderer, messages = plan.renderer, trajectory.messages
+    history = row.history(messages)
+    wanted = plan.agent.rewrite(tuple(history), trajectory.turns)
+    if wanted is not None or row.asks:
+        wanted = _check_rewritten(plan.agent, wanted)
+        read = len(history) - num_new
+        if len(wanted) <= read or wanted[:read] != history[:read]:
+            ids = [] if renderer is None else renderer.start(wanted, plan.schemas)
+            row = OpenRow.begin(row.session, row.number + 1, ids, "rewritten", list(wanted), len(messages))
+            row.asks = isinstance(wanted, Aside)
+            return row
+        messages[len(messages) - num_new :] = wanted[read:]
+        num_new = len(wanted) - read
+    extension = Extension([])
+    if renderer is not None:
+        extension = renderer.extend(row.history(messages), num_new, trajectory.turns[-1].completion, plan.schemas)
+    row = row.extend(extension)
+    row.asks = isinstance(wanted, Aside)
+    return row
+
+
+def _check_rewritten(agent: object, wanted: list[Message] | None) -> list[Message]:
+    """Raises ConfigError for a history that no reply can follow."""
+    name = f"{type(agent).__name__}.rewrite"
+    if wanted is None:
+        raise ConfigError(f"{name} returned None after the reply to its Aside: return the messages that follow from it")
+    if not wanted or not all(isinstance(each, Message) for each in wanted) or wanted[-1].role == "assistant":
+        raise ConfigError(f"{name} returns None or a list of Message, the last one not the assistant's, not {wanted!r:.200}")
+    return wanted
+
+
+async def _act_andtell(plan: Plan, trajectory: Trajectory, context: Context, turn: Turn) -> tuple[ToolResult, ...]:
     calls = turn.calls
     for call in calls:
-        _tell(plan, trajectory, "tool_call", call=call)
+        tell(plan, trajectory, "tool_call", call=call)
     results = await call_tools(plan.agent.tools, calls, context, turn.calls_s)
     for call, result in zip(calls, results, strict=True):
-        _tell(plan, trajectory, "observation", call=call, result=result)
+        tell(plan, trajectory, "observation", call=call, result=result)
     return results
 
 
@@ -320,11 +357,14 @@ def _react(reaction: Reaction, what: str, detail: str) -> Outcome:
     return Outcome.NO_TOOL_CALL
 
 
-def _sampling(base: Sampling, room: int, trajectory: Trajectory, turn: int) -> Sampling:
-    """Returns the run's sampling with `max_tokens` cut to the room left and a seed for this draw, chain and turn."""
+def sampling_of(base: Sampling, room: int, trajectory: Trajectory, call: int) -> Sampling:
+    """Returns the run's sampling with `max_tokens` cut to the room left and a seed for this draw, chain and call.
+
+    `call` is counted before the request is made: two requests of a chain that run at once have different seeds.
+    """
     if base.seed is None:
         return base if base.max_tokens <= room else base.seeded(None, room)
-    name = f"{base.seed}/{trajectory.task.id}/{trajectory.chain}/{turn}"
+    name = f"{base.seed}/{trajectory.task.id}/{trajectory.chain}/{call}"
     if trajectory.draw:
         # Without it, a task that a step draws twice would give the same chains twice.
         name += f"/{trajectory.draw}"
@@ -345,8 +385,13 @@ def add_score(trajectory: Trajectory, result: Score) -> None:
         turn.reward += extra
 
 
-def _end_reply(trajectory: Trajectory, cut: Turn | None) -> None:
-    """Record the reply that was cut off: its tokens are trained. It is empty if the engine passed none to `on_cut`."""
+def _end_reply(agent: AgentLike, trajectory: Trajectory, cut: Turn | None) -> None:
+    """Record the reply that was cut off: its tokens are trained. It is empty if the engine passed none to `on_cut`.
+
+    A chain with a loop of its own counts as it stood: replies in flight are not recorded.
+    """
+    if agent.player is not None:
+        return
     turn = cut or Turn([], not trajectory.turns, Completion(text="", stop="length"))
     trajectory.turns.append(turn)
     trajectory.messages.append(Message("assistant", turn.completion.text))
@@ -380,6 +425,7 @@ async def borrow(plan: Plan, manager: ResourceManager, context: Context) -> Leas
     return lease
 
 
-def _tell(plan: Plan, chain: Trajectory, kind: Any, /, **data: Any) -> None:
+def tell(plan: Plan, chain: Trajectory, kind: Any, /, **data: Any) -> None:
+    """Tell the listener of the run, if there is one."""
     if plan.on_event is not None:
         plan.on_event(Event(kind, chain.task.id, chain.chain, data))

@@ -22,8 +22,9 @@ from ..aio.deadline import TimeLimit
 from ..data import check_fields
 from ..errors import ConfigError, DataError, DeadlineError, InvariantError, RolloutError
 from ..resources import Lease
+from ..rows import OpenRow, row_numbers
 from ..tools import Context, call_tools
-from ..types import Event, Message, Outcome, Sampling, Task, ToolResult, Trajectory, Turn
+from ..types import Event, Extension, Message, Outcome, Sampling, Task, ToolResult, Trajectory, Turn
 from .chain import Plan, borrow, play, score
 from .scheduler import score_group
 from .setup import RunnableAgent, make_plan, next_run_number, open_environments
@@ -63,6 +64,8 @@ class ChatSession:
         cls, agent: RunnableAgent, *, task: Task | None = None, sampling: Sampling | Mapping[str, Any] | None = None
     ) -> ChatSession:
         """Start a conversation about a task of the data set, or about anything. Opens the model and an environment."""
+        if agent.player is not None:
+            raise ConfigError(f"{type(agent).__name__} has a loop of its own, which cannot be talked to: run it on tasks")
         session = cls(agent, make_plan(agent, sampling=sampling), task)
         await session._enter()
         return session
@@ -176,13 +179,11 @@ class ChatSession:
         forked, self._forked = self._forked, None
         limits = replace(plan.limits, max_turns=num_turns + plan.limits.max_turns)
         try:
-            first_ids, read = self._prepare(text, forked)
-            if len(first_ids) + len(read or ()) >= limits.max_context:
+            row = self._prepare(text, forked)
+            if len(row.prompt) >= limits.max_context:
                 raise ConfigError(f"the conversation fills the context of {limits.max_context} tokens: start another one")
             async with TimeLimit(time.monotonic() + limits.chain_timeout_s) as limit:
-                outcome = await play(
-                    replace(plan, limits=limits), trajectory, self._context, first_ids, None, limit, self._started, read
-                )
+                outcome = await play(replace(plan, limits=limits), trajectory, self._context, row, None, limit, self._started)
         except BaseException as error:
             if len(trajectory.turns) == num_turns:  # as if it had not been said
                 trajectory.messages[:], self._forked = before, forked
@@ -194,12 +195,13 @@ class ChatSession:
         trajectory.outcome = outcome
         return outcome
 
-    def _prepare(self, text: str | None, forked: Turn | None) -> tuple[list[int], list[int] | None]:
-        """Add the messages that come before the reply. Returns their ids, and the ids before them (None: a new prompt)."""
+    def _prepare(self, text: str | None, forked: Turn | None) -> OpenRow:
+        """Add the messages that come before the reply. Returns the row whose prompt holds them."""
         trajectory, plan = self.trajectory, self._plan
         messages, turns = trajectory.messages, trajectory.turns
+        row = OpenRow.resume(trajectory, self._context.row)
         if forked is not None and text is None:
-            return list(forked.context_ids), None if forked.restarts else prompt_ids(turns)
+            return row.extend(Extension(list(forked.context_ids), forked.restarts))
         if not turns and (text is not None or not messages):
             messages[:] = self._opening(text)
         elif text is None:
@@ -208,12 +210,12 @@ class ChatSession:
         else:
             messages.append(Message("user", text))
         if plan.renderer is None:
-            return [], []
+            return row.extend(Extension([]))
         if not turns:
-            return plan.renderer.start(messages, plan.schemas), None
-        at = max(index for index, message in enumerate(messages) if message.role == "assistant")
-        extension = plan.renderer.extend(messages, len(messages) - at - 1, turns[-1].completion, plan.schemas)
-        return extension.ids, None if extension.restarts else prompt_ids(turns)
+            return row.extend(Extension(plan.renderer.start(messages, plan.schemas)))
+        history = row.history(messages)
+        at = max(index for index, message in enumerate(history) if message.role == "assistant")
+        return row.extend(plan.renderer.extend(history, len(history) - at - 1, turns[-1].completion, plan.schemas))
 
     def _opening(self, text: str | None) -> list[Message]:
         task = self._task
@@ -235,6 +237,11 @@ class ChatSession:
             messages += self.agent.observe(turn.calls, turn.results)
 
     async def _restore(self, stored: Trajectory, turn: int) -> None:
+        if odd := {each.why for each in stored.turns[: turn + 1]} - {"", "first", "template restarts"}:
+            raise ConfigError(
+                f"chain {stored.id} cannot be forked at turn {turn}: its history was replaced before ({sorted(odd)[0]}), and "
+                "the messages of the new prompt are not stored. Fork it at an earlier turn"
+            )
         replies = [index for index, message in enumerate(stored.messages) if message.role == "assistant"]
         replies = replies[max(0, len(replies) - len(stored.turns)) :]
         if len(replies) != len(stored.turns):
@@ -243,8 +250,8 @@ class ChatSession:
         self.trajectory.messages += stored.messages[:end]
         self._forked = stored.turns[turn] if turn < len(stored.turns) else None
         again = self._plan.manager is not None or any(tool.stateful for tool in self.agent.tools.values())
-        for number, each in enumerate(stored.turns[:turn], 1):
-            self.trajectory.turns.append(replace(each))
+        for number, (each, row) in enumerate(zip(stored.turns[:turn], row_numbers(stored.turns), strict=False), 1):
+            self.trajectory.turns.append(replace(each, row=row))
             if again and each.calls:
                 await self._repeat(number, each)
 
@@ -256,14 +263,3 @@ class ChatSession:
         for call, old, new in zip(turn.calls, turn.results, results, strict=False):
             if old.observation != new.observation:
                 self.differences.append(f"turn {number}: {call.name} answered otherwise than in the stored chain")
-
-
-def prompt_ids(turns: list[Turn]) -> list[int]:
-    """The ids that the model has read and sampled so far: everything since the last turn that restarted the prompt."""
-    ids: list[int] = []
-    for turn in turns:
-        if turn.restarts:
-            ids.clear()
-        ids += turn.context_ids
-        ids += turn.completion.token_ids
-    return ids

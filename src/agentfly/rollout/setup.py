@@ -6,7 +6,7 @@ open_model -> engine, renderer      make_plan -> Plan      open_environments -> 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -46,6 +46,7 @@ class RunnableAgent(AgentLike, Protocol):
     @property
     def observation_marks(self) -> tuple[str, ...]: ...
     def check_model(self) -> None: ...
+    def serving(self) -> AbstractAsyncContextManager[None]: ...
 
 
 def open_model(
@@ -107,13 +108,13 @@ async def open_environments(
     kinds = environment_kinds(agent, together, share)
     if directory is not None:
         kinds = [on_servers(kind, directory) for kind in kinds]
-    if not kinds:
+    async with AsyncExitStack() as opened:
+        await opened.enter_async_context(agent.serving())
+        if kinds:
+            manager = await opened.enter_async_context(ResourceManager(_budget(agent, share[1]), *kinds))
+            names = tuple(kind.name for kind in kinds)
+            plan = replace(plan, manager=manager, env_kind=agent.env.name if agent.env else None, kinds=names)
         yield replace(plan, admission=controller(plan, together))
-        return
-    async with ResourceManager(_budget(agent, share[1]), *kinds) as manager:
-        names = tuple(kind.name for kind in kinds)
-        ready = replace(plan, manager=manager, env_kind=agent.env.name if agent.env else None, kinds=names)
-        yield replace(ready, admission=controller(ready, together))
 
 
 def environment_kinds(agent: RunnableAgent, max_concurrency: int, share: tuple[int, int] = (0, 1)) -> list[Spec]:

@@ -160,7 +160,7 @@ class EventRow:
 
 @dataclass(frozen=True, slots=True)
 class TokenSeries:
-    """Values per sampled token of one chain, in the order of its turns. None: not recorded.
+    """Values per sampled token of one chain, row by row (`agentfly.rows`). None: not recorded.
 
     `trained` says for each token whether it was in the loss of an optimizer step. `advantage` is what the algorithm gave it,
     `trainer_logprob` its log-prob under the learner's weights before the update, `entropy` that of the learner's distribution

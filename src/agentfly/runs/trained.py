@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from ..rows import rows_of
 from ..types import Outcome, Trajectory
 from .catalog import read_config
 from .filters import ChainFilter
@@ -46,10 +47,10 @@ def training_of(
     if flags is None:
         finished = row.step in {step for step, _, _ in reader.series(["train/skipped"])["train/skipped"]}
         return Training(None, None if finished else f"step {row.step} is not finished")
-    turns, start = [], 0
-    for length in lengths:
-        turns.append(flags[start : start + length])
-        start += length
+    turns, start = [list[bool]() for _ in lengths], 0
+    for index in (index for order in rows_of(trajectory) for index in order):
+        turns[index] = flags[start : start + lengths[index]]
+        start += lengths[index]
     count = sum(flags)
     if count == len(flags):
         return Training(turns, None)

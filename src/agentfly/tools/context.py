@@ -16,6 +16,7 @@ from typing import Any
 from ..aio.deadline import Expired, within
 from ..aio.threads import run_in_thread
 from ..errors import WorldError
+from ..rows import OpenRow
 from ..types import Task, Trajectory, Turn
 from .text import describe_error
 
@@ -28,7 +29,8 @@ class Context:
     """`instances` maps the class of a stateful tool (or any other key) to the instance of this chain.
 
     `waited_before_turn_s` is what `trajectory.waited_s` was when the turn began, if turns are limited. `cut` is the reply that
-    was in progress when the chain was cancelled. `state` asks the environments of the chain for the name of their state.
+    was in progress when the chain was cancelled. `state` asks the environments of the chain for the name of their state. `row`
+    is the training row that the chain goes on with.
     """
 
     task: Task
@@ -40,6 +42,7 @@ class Context:
     closed: bool = False
     waited_before_turn_s: float = 0.0
     cut: Turn | None = None
+    row: OpenRow | None = None
 
     async def environment(self, kind: type) -> Any:
         """The environment of a class that is leased to this chain: acquired on the first call, the same one afterwards."""

@@ -26,9 +26,10 @@ from ..learn.samples import to_samples
 from ..render.demo_reply import same_calls
 from ..rollout import Plan, check_prompts, make_plan, opening_messages, run_chains
 from ..rollout.shaping import CALL_BONUS
+from ..rows import OpenRow
 from ..runs import ChainFilter, RunDirectory, RunReader
 from ..runs.trained import best_and_worst, by_task, success_of, why_none_is_good
-from ..types import Completion, Message, Outcome, Sample, Task, Trajectory, Turn
+from ..types import Completion, Message, Outcome, Sample, Task, Trajectory
 from ..watch.metrics import is_success
 from ..watch.observers import Observer
 
@@ -173,14 +174,15 @@ def to_trajectory(row: Any, index: int, agent: BaseAgent, renderer: Any, schemas
     fields = {key: value for key, value in row.items() if key not in MESSAGES}
     task = Task(str(row.get("id", index)), tuple(messages[:first]), fields)
     trajectory = Trajectory(f"demo-{index}", task, 0, _opening(agent, task), outcome=Outcome.FINISHED, reward=0.0)
-    ids, restarts = renderer.start(trajectory.messages, schemas), True
+    row = OpenRow.begin("", 0, renderer.start(trajectory.messages, schemas), "first")
     position = first
     while position < len(messages):
         reply = messages[position]
         if reply.role != "assistant":
             raise DataError(f"row {index}: message {position} should be an assistant reply")
         completion = _write(reply, f"row {index}: message {position}", trajectory.messages, agent, renderer, schemas)
-        trajectory.turns.append(Turn(ids, restarts, completion))
+        trajectory.turns.append(row.turn(completion))
+        row.reply(completion.token_ids)
         trajectory.messages.append(replace(reply, content=completion.text))
         following = position + 1
         while following < len(messages) and messages[following].role != "assistant":
@@ -191,8 +193,7 @@ def to_trajectory(row: Any, index: int, agent: BaseAgent, renderer: Any, schemas
         if not new:
             raise DataError(f"row {index}: messages {position} and {following} are both the assistant's; join them into one")
         trajectory.messages += new
-        extension = renderer.extend(trajectory.messages, len(new), completion, schemas)
-        ids, restarts = extension.ids, extension.restarts
+        row = row.extend(renderer.extend(trajectory.messages, len(new), completion, schemas))
         position = following
     return trajectory
 

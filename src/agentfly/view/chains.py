@@ -16,6 +16,7 @@ from typing import Any
 from ..errors import ConfigError
 from ..pocket import model_dir, worlds_dir
 from ..render.token_text import FILE, TokenDecoder
+from ..rows import rows_of
 from ..runs.catalog import read_config
 from ..runs.directory import RunDirectory
 from ..runs.query import RunReader
@@ -93,6 +94,7 @@ def turn_json(number: int, turn: Turn, message: int | None) -> dict[str, Any]:
         "reward": turn.reward,
         "state": turn.state,
         "restarts": turn.restarts,
+        "why": turn.why,
         "num_context": len(turn.context_ids),
         "num_tokens": len(reply.token_ids),
         "versions": [min(reply.versions), max(reply.versions)] if reply.versions else None,
@@ -165,20 +167,16 @@ def tokens_json(trajectory: Trajectory, series: TokenSeries, decoder: TokenDecod
     more = {name: values for name, values in {**named, **series.others}.items() if values is not None}
     if series.trained is not None:
         more["trained"] = list(series.trained)
-    rows, begin, sampled = [], 0, 0
-    turns = trajectory.turns
-    for end in range(1, len(turns) + 1):
-        if end == len(turns) or turns[end].restarts:
-            row, sampled = _row_json(turns, begin, end, more, sampled, decoder)
-            rows.append(row)
-            begin = end
+    rows, sampled = [], 0
+    for numbers in rows_of(trajectory):
+        row, sampled = _row_json(trajectory.turns, numbers, more, sampled, decoder)
+        rows.append(row)
     return {"num_tokens": sampled, "series": ["logprob", "version", *more], "rows": rows}
 
 
 def _row_json(
     turns: Sequence[Turn],
-    begin: int,
-    end: int,
+    numbers: Sequence[int],
     more: Mapping[str, Sequence[Any]],
     sampled: int,
     decoder: TokenDecoder | None,
@@ -188,7 +186,7 @@ def _row_json(
     mask: list[int] = []
     spans = []
     values: dict[str, list[Any]] = {name: [] for name in ("logprob", "version", *more)}
-    for number in range(begin, end):
+    for number in numbers:
         turn, reply = turns[number], turns[number].completion
         context, count = len(turn.context_ids), len(reply.token_ids)
         spans.append({"turn": number, "start": len(ids), "sampled": len(ids) + context, "end": len(ids) + context + count})
@@ -198,8 +196,8 @@ def _row_json(
             column += [None] * context
         values["logprob"] += _short(reply.logprobs)
         values["version"] += reply.versions
-        for name, numbers in more.items():
-            own = _short(numbers[sampled : sampled + count])
+        for name, given in more.items():
+            own = _short(given[sampled : sampled + count])
             values[name] += own + [None] * (count - len(own))
         sampled += count
     pieces = None if decoder is None else decoder.pieces(ids)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ...errors import ConfigError
 from ...foreign_names import config_hint
+from ...rows import turns_by_row
 from ...types import Trajectory
 from ..settings import LossSettings
 from .advantages import TokenValues
@@ -73,10 +74,10 @@ class Chains:
         return np.array([float(rewards.sum()) for rewards in self.rewards])
 
     def turns_of(self, chain: int) -> NDArray[np.int64]:
-        """The turn of each sampled token of a chain, as an index of `trajectories[chain].turns`."""
+        """The turn of each sampled token of a chain. Turns are counted row by row, as in `rows.turns_by_row`."""
         if not self.trajectories:
             return np.zeros(len(self.rewards[chain]), dtype=np.int64)
-        turns = self.trajectories[chain].turns
+        turns = turns_by_row(self.trajectories[chain])
         return np.repeat(np.arange(len(turns)), [len(turn.completion.token_ids) for turn in turns])
 
     def turn_rewards(self, chain: int) -> TokenValues:
@@ -97,7 +98,7 @@ class Chains:
         states = []
         if not self.trajectories:
             return [state]
-        turns = self.trajectories[chain].turns
+        turns = turns_by_row(self.trajectories[chain])
         for number, turn in enumerate(turns):
             if turn.state:
                 state = () if turn.state == turns[0].state else turn.state

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...rows import rows_of
 from ...types import Trajectory
 from ..batching import passes
 from ..settings import LossSettings, OptimSettings
@@ -152,15 +153,14 @@ def identical(chains: Iterable[tuple[int, Sequence[int], float]]) -> tuple[int, 
 
 def _arrays(trajectory: Trajectory, version: int, recomputes: bool) -> _Chain:
     """The arrays of a chain. A turn's reward is on its last sampled token, or on the one before, at the start the one after."""
-    turns = trajectory.turns
+    order = rows_of(trajectory)
+    turns = [trajectory.turns[index] for row in order for index in row]
     counts = [len(turn.completion.token_ids) for turn in turns]
-    rewards, start, carried, number, rows = np.zeros(sum(counts)), 0, 0.0, -1, []
-    for index, (turn, count) in enumerate(zip(turns, counts, strict=True)):
-        if turn.restarts or not index:
-            begins = True
-        if count and begins:
-            number, begins = number + 1, False
-        rows += [number] * count
+    rewards, start, carried, rows = np.zeros(sum(counts)), 0, 0.0, []
+    sampled = [row for row in order if any(len(trajectory.turns[index].completion.token_ids) for index in row)]
+    for number, row in enumerate(sampled):
+        rows += [number] * sum(len(trajectory.turns[index].completion.token_ids) for index in row)
+    for turn, count in zip(turns, counts, strict=True):
         start, carried = start + count, carried + turn.reward
         if start:
             rewards[start - 1] += carried

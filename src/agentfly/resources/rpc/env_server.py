@@ -37,7 +37,7 @@ from ...net.server import HalfOpen
 from ..instance import Instance
 from ..spec import Spec, make_ready, spec_of
 from . import websocket_limits
-from .frames import DROP, GET, HELLO_ID, NEW, SERVED, BadFrame, Call, FrameReader, pack_error, pack_reply, pack_value
+from .frames import DROP, GET, HELLO_ID, NEW, SERVED, BadFrame, CallFrame, FrameReader, pack_error, pack_reply, pack_value
 from .served_kind import ServedKind, default_placement, public_name
 
 log = logging.getLogger(__name__)
@@ -274,7 +274,7 @@ class EnvConnection:
 
     # ---- calls
 
-    def handle(self, call: Call) -> None:
+    def handle(self, call: CallFrame) -> None:
         lent = self.lent.get(call.instance)
         if call.method == NEW:
             self.create(call)
@@ -288,7 +288,7 @@ class EnvConnection:
         else:
             self.spawn(self.answer(call.id, self.run(call, lent)), lent)
 
-    def name_of(self, call: Call) -> str:
+    def name_of(self, call: CallFrame) -> str:
         """The method or attribute of the environment that a call asks for. Raises AttributeError if it is not public."""
         name = call.args[0] if call.method == GET and call.args else call.method
         hidden = "@" if self.server.most is None else ("_", "@")
@@ -296,7 +296,7 @@ class EnvConnection:
             raise AttributeError(f"{self.server.name} has no public {name!r}")
         return name
 
-    def call_local(self, call: Call, lent: LentInstance) -> None:
+    def call_local(self, call: CallFrame, lent: LentInstance) -> None:
         """Call an environment of this event loop: its sync methods return at once."""
         try:
             value = getattr(lent.instance.env, self.name_of(call))
@@ -310,7 +310,7 @@ class EnvConnection:
         else:
             self.send(pack_reply(call.id, value, "environment server"))
 
-    async def run(self, call: Call, lent: LentInstance) -> Any:
+    async def run(self, call: CallFrame, lent: LentInstance) -> Any:
         name, instance = self.name_of(call), lent.instance
         if call.method == GET:
             return await instance.get(name)
@@ -318,7 +318,7 @@ class EnvConnection:
             return await self.reset_ready(call, lent)
         return await instance.call(name, call.args, call.kwargs)
 
-    async def reset_ready(self, call: Call, lent: LentInstance) -> Any:
+    async def reset_ready(self, call: CallFrame, lent: LentInstance) -> Any:
         """Make the kind ready for the task, which has no deadline here, and reset the instance."""
         spec, ready = lent.kind.spec, lent.kind.ready
         assert ready is not None
@@ -345,7 +345,7 @@ class EnvConnection:
 
     # ---- instances
 
-    def create(self, call: Call) -> None:
+    def create(self, call: CallFrame) -> None:
         kinds = self.server.kinds
         name = call.args[0] if call.args else next(iter(kinds), "")
         kind = kinds.get(name) if isinstance(name, str) else None
@@ -376,7 +376,7 @@ class EnvConnection:
             self.send(pack_error(-number, WorldError(why)))
             self.spawn(self.close(lent, False))
 
-    async def drop(self, call: Call, lent: LentInstance) -> None:
+    async def drop(self, call: CallFrame, lent: LentInstance) -> None:
         """Close an instance at the wish of the client, which may have given up a call of it."""
         await self.close(lent, bool(lent.tasks) or bool(call.args and call.args[0]))
         self.send(pack_value(call.id, None))

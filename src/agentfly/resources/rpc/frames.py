@@ -62,7 +62,7 @@ class BadFrame(Exception):
     """Bytes that are not a frame, or a frame that is neither a call nor a reply."""
 
 
-class Call(NamedTuple):
+class CallFrame(NamedTuple):
     """Run `method` of one of the worker's instances."""
 
     id: int
@@ -138,7 +138,7 @@ class FrameReader:
         self._buffer = bytearray()
         self._limits = limits or FrameLimits(MAX_FRAME)
 
-    def calls(self, data: bytes) -> list[Call]:
+    def calls(self, data: bytes) -> list[CallFrame]:
         return [_check_call(value) for value in self.values(data)]
 
     def replies(self, data: bytes) -> list[Reply]:
@@ -172,9 +172,9 @@ class FrameReader:
         return values
 
 
-def _check_call(value: object) -> Call:
+def _check_call(value: object) -> CallFrame:
     if type(value) is list and [type(part) for part in value] == [int, int, str, list, dict]:
-        call = Call(*value)
+        call = CallFrame(*value)
         if all(type(name) is str for name in call.kwargs):
             return call
     raise BadFrame("it is not a call")

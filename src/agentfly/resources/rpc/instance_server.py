@@ -22,7 +22,7 @@ from ... import plugins
 from ...aio.single_task import SingleTask
 from ...aio.threads import WorkerThread
 from ...errors import ConfigError, WorldError
-from .frames import DROP, GET, HELLO_ID, NEW, BadFrame, Call, FrameReader, pack_error, pack_reply
+from .frames import DROP, GET, HELLO_ID, NEW, BadFrame, CallFrame, FrameReader, pack_error, pack_reply
 
 CLOSE_S = 10.0
 
@@ -75,7 +75,7 @@ class InstanceServer(asyncio.Protocol):
         for call in calls:
             self.handle(call)
 
-    def handle(self, call: Call) -> None:
+    def handle(self, call: CallFrame) -> None:
         if call.method == NEW:
             thread = None if self.hello["per_process"] == 1 else WorkerThread(f"instance-{call.instance}")
             made = self.instances[call.instance] = ServedInstance.make(self.hello["target"].rpartition(":")[2], thread)
