@@ -40,6 +40,19 @@ def save_tiny_model(folder: Path, seed: int = 0, head_dim: int = 16, context: in
     return folder
 
 
+def sample_in_float64(patch: Any) -> None:
+    """Load all models in float64, so that two trainings draw the same tokens however their chains are batched.
+
+    The last bit of a log-prob depends on the rows of its batch, and these on how busy the machine is. In float32 about one
+    token in a million lies so close to its random number that it is then another one.
+    """
+    import torch
+
+    from agentfly.engines.local import load
+
+    patch.setattr(load, "_dtype", lambda dtype, device: torch.float64)
+
+
 @tool(name="look", register=False)
 async def look() -> str:
     """Look around."""

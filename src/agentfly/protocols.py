@@ -131,6 +131,14 @@ class TrainableEngine(Engine, Protocol):
 
 
 @runtime_checkable
+class SeededEngine(TrainableEngine, Protocol):
+    """An engine that draws a token where the cumulative distribution, in the order of ids, exceeds a number of its seed."""
+
+    def uniforms(self, seed: int, count: int) -> Sequence[float]:
+        """Returns the numbers, from 0 to below 1, of the first `count` tokens of a reply with this seed."""
+
+
+@runtime_checkable
 class ReplicatedEngine(TrainableEngine, Protocol):
     """A trainable engine whose replicas sample in other processes, together with the chains.
 
@@ -190,8 +198,11 @@ class Learner(Protocol):
     def logprobs(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> list[float]:
         """Returns the log-probs of a reply under the current weights, at the temperature that chains are sampled with."""
 
-    def examine(self, samples: Sequence[Sample], drawn: int = 0) -> TokenFit:
-        """Returns those of the sampled tokens of several rows, and how the tokens of the last `drawn` rows fit."""
+    def examine(self, samples: Sequence[Sample], drawn: int = 0, numbers: Sequence[float] = ()) -> TokenFit:
+        """Returns those of the sampled tokens of several rows, and how the tokens of the last `drawn` rows fit.
+
+        `numbers` are the uniform numbers at which the last tokens were drawn (see `SeededEngine`).
+        """
 
     def weights(self) -> Iterator[list[tuple[str, Any]]]:
         """Yield all weights in buckets of at most 1 GiB: full tensors by their names in the state dict, adapters merged."""

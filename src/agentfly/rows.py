@@ -52,6 +52,12 @@ def turns_by_row(chain: Trajectory) -> list[Turn]:
     return [chain.turns[index] for row in rows_of(chain) for index in row]
 
 
+def is_one_conversation(chain: Trajectory) -> bool:
+    """Whether each reply of a chain followed the messages that stand before it in the record of the chain."""
+    begun = [turn.why for turn in chain.turns if turn.why not in ("", "template restarts")]
+    return begun in ([], ["first"])
+
+
 def digest_of(ids: Sequence[int], before: int = 0) -> int:
     """A checksum of token ids; -1, which no ids have, if one is no integer of 64 bits. `before` is that of the ids before."""
     try:

@@ -581,12 +581,13 @@ class Proof:
 class TokenFit:
     """Log-probs of each row's sampled tokens and, over those that test the sampler, sums of log-likelihood ratios.
 
-    `ratios` are those of other samplers, by name; `ids` those of samplers that draw one id more or less often, by how often.
+    `ratios`: of other samplers, by name; `ids`: of those that draw an id so often; `astray`: tokens not at their numbers.
     """
 
     logprobs: list[list[float]]
     ratios: dict[str, float]
     ids: dict[float, NDArray[Any]]
+    astray: int = 0
 
 
 @quick_init

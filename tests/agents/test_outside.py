@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -344,7 +346,44 @@ def test_a_command_is_an_agent(tmp_path: Path) -> None:
     (failed,) = run(OutsideAgent(ScriptedEngine(["42"]), command=words, **options))
     assert failed.outcome is Outcome.WORLD_FAILURE and "ended with status 1: it broke" in str(failed.error)
     (missing,) = run(OutsideAgent(ScriptedEngine(["42"]), command="no-such-program", **options))
-    assert "FileNotFoundError" in str(missing.error)
+    assert missing.error == "WorldError: there is no program 'no-such-program' on the PATH"
+
+
+KILLED = """
+import sys
+from agentfly import OutsideAgent
+from agentfly.testing import ByteRenderer, ScriptedEngine
+command = ["sh", "-c", "echo $$ > " + sys.argv[1] + "; exec sleep 600"]
+agent = OutsideAgent(ScriptedEngine([]), command=command, renderer=ByteRenderer())
+agent.run_sync([{"question": "?"}])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
+def test_a_command_ends_with_a_training_that_is_killed(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(told)]) as trainer:
+        try:
+            until(lambda: told.exists() and told.read_text().endswith("\n"))
+            number = int(told.read_text())
+            assert runs(number)
+        finally:
+            trainer.kill()
+    until(lambda: not runs(number))
+
+
+def runs(number: int) -> bool:
+    """Whether a process runs. One that has ended may wait for its parent."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{number}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for a state; a test that never sees it fails by its own time limit."""
+    while not holds():
+        time.sleep(0.01)
 
 
 @outside_agent

@@ -36,6 +36,7 @@ TOOLS: dict[str, list[Tool]] = {"code": [Tool(echo, name="python")], "think": []
 AGENTS: dict[str, BaseAgent] = {
     name: plugins.resolve("agents", name)(ScriptedEngine([]), tools=TOOLS.get(name, [search, multiply]))
     for name in plugins.BUILTIN["agents"]
+    if name != "outside"  # it reads no replies: its code does
 }
 UNITS = [
     *("Action: multiply\nInput: {", 'Action: search\nInput: "', "Action:", "Action: none\n", "Action: search\n", "Input: [\n"),

@@ -34,10 +34,13 @@ class Scripted:
         self.cancelled = 0
         self.gate: asyncio.Event | None = None
         self.waiting = asyncio.Event()
+        self.pieces: list[str] = []  # what a stream is told before the answer
 
     async def answer(self, call: Call) -> Answer:
         self.calls.append(call)
         made = self.script[min(len(self.calls), len(self.script)) - 1]
+        for piece in self.pieces if call.on_text is not None else ():
+            call.on_text(piece)
         if self.gate is not None:
             self.waiting.set()
             try:

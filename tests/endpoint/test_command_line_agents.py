@@ -12,6 +12,7 @@ import shutil
 import signal
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,15 @@ pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'ag
 
 from agentfly import OutsideAgent
 from agentfly.agents.outside import Llm
+from agentfly.endpoint.calls import Answer, Call, Closed
+from agentfly.endpoint.server import EndpointServer, Keys
+from agentfly.errors import EngineError
 from agentfly.learn.samples import check_tokens, to_samples
 from agentfly.rows import rows_of
 from agentfly.testing import ByteRenderer, ScriptedEngine
-from agentfly.types import Outcome, Request, Task, Trajectory
+from agentfly.types import Message, Outcome, Request, Task, Trajectory
+
+from .scripted import Scripted, says
 
 pytestmark = pytest.mark.nightly
 LIMIT_S = 120.0
@@ -134,6 +140,48 @@ def test_a_chain_that_may_make_no_more_calls_ends_the_agent(name: str, tmp_path:
     chain, ended = play(name, tmp_path, policy, max_turns=1)
     assert chain.outcome is Outcome.MAX_TURNS
     assert len(chain.turns) == 1 and len(ended) == 1
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_an_engine_that_fails_is_asked_once(name: str, tmp_path: Path) -> None:
+    """The agent repeats its request after a 500; the chain has failed and samples no more."""
+    asked = 0
+
+    def fails(request: Request) -> str:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            raise EngineError("out of memory")
+        return policy(request)
+
+    chain, ended = play(name, tmp_path, fails)
+    assert (chain.outcome, asked, len(ended)) == (Outcome.WORLD_FAILURE, 2, 1)
+    assert "out of memory" in str(chain.error)
+
+
+def test_an_agent_that_compacts_without_end_ends_at_the_limit_of_calls(tmp_path: Path) -> None:
+    """Codex sums its history up whenever the usage that it reads nears its window: here, after each call."""
+    full = replace(says("Summary: nothing yet."), prompt_tokens=300_000)
+    if shutil.which("codex") is None:
+        pytest.skip("codex is not on the PATH: see the beginning of this file")
+
+    def work(call: Call) -> Answer:
+        if not call.tools:
+            return full
+        name = next(name for name in SHELLS if name in [tool["function"]["name"] for tool in call.tools])
+        return replace(says("", (name, {SHELLS[name]: "ls"})), prompt_tokens=300_000)
+
+    answerer = Scripted(*[work] * 8, Closed("the chain has made its 8 calls"))
+
+    async def main() -> tuple[int, str]:
+        keys = Keys()
+        async with EndpointServer(keys) as server:
+            llm = Llm(server.base_url, keys.open(answerer))
+            return await codex(Task("t", (Message("user", "look around"),)), llm, tmp_path)
+
+    asyncio.run(main())
+    assert 8 < len(answerer.calls) < 12
+    assert sum(not call.tools for call in answerer.calls) >= 2
 
 
 def crew(request: Request) -> str:

@@ -235,14 +235,22 @@ ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize("answer", ANSWERS)
-def test_a_stream_says_what_a_whole_answer_says(answer: Any) -> None:
-    """The events are put together as the clients of the vendors do."""
+TOLD = [(answer, pieces) for answer in ANSWERS for pieces in ([], ["Hel"], ["Hel", "lo é."])]
+
+
+@pytest.mark.parametrize(("answer", "pieces"), [pair for pair in TOLD if pair[0].message.content.startswith("".join(pair[1]))])
+def test_a_stream_says_what_a_whole_answer_says(answer: Any, pieces: list[str]) -> None:
+    """The events are put together as the clients of the vendors do. Some of the text may be told before the answer is known."""
+
+    def streamed(made: Exchange) -> list[dict[str, Any]]:
+        told = [made.opening("m"), *(made.saying(piece, "m") for piece in pieces)]
+        return read_events(b"".join([*told, made.quiet, *made.events(answer, "m")]))
+
     made = exchange(
         "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "stream_options": {"include_usage": True}}
     )
     whole = made.whole(answer, "m")
-    events = read_events(made.opening("m") + b"".join(made.events(answer, "m")))
+    events = streamed(made)
     message: dict[str, Any] = {"content": "", "tool_calls": []}
     for piece in events[:-1]:
         delta = piece["choices"][0]["delta"]
@@ -258,7 +266,7 @@ def test_a_stream_says_what_a_whole_answer_says(answer: Any) -> None:
     assert {piece["id"] for piece in events} == {whole["id"]}
 
     made = exchange("/v1/responses", {"input": "x"})
-    events = read_events(made.opening("m") + made.quiet + b"".join(made.events(answer, "m")))
+    events = streamed(made)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     response = events[-1]["response"]
     assert [event["item"] for event in events if event["type"] == "response.output_item.done"] == response["output"]
@@ -269,10 +277,11 @@ def test_a_stream_says_what_a_whole_answer_says(answer: Any) -> None:
 
     made = exchange("/v1/messages", {"messages": [{"role": "user", "content": "x"}]})
     whole, built = made.whole(answer, "m"), {}
-    for event in read_events(made.opening("m") + made.quiet + b"".join(made.events(answer, "m"))):
+    for event in streamed(made):
         kind = event["type"]
         if kind == "message_start":
             built = event["message"]
+            assert pieces == [] or built["usage"]["input_tokens"] == 0
         elif kind == "content_block_start":
             built["content"].append({**event["content_block"], "partial": ""})
         elif kind == "content_block_delta":
@@ -286,7 +295,7 @@ def test_a_stream_says_what_a_whole_answer_says(answer: Any) -> None:
             if partial:
                 built["content"][event["index"]]["input"] = json.loads(partial)
         elif kind == "message_delta":
-            built |= event["delta"]
+            built |= {**event["delta"], "usage": event["usage"]}
     assert built == whole
 
 

@@ -13,7 +13,7 @@ from agentfly import ReactAgent, tool
 from agentfly.endpoint.agent import open_agent
 from agentfly.endpoint.calls import Answer, Asked, Call, Refused
 from agentfly.endpoint.model import ModelAnswerer
-from agentfly.endpoint.replies import Replies
+from agentfly.endpoint.replies import Replies, Sayer
 from agentfly.engines import open_engine
 from agentfly.errors import ConfigError
 from agentfly.testing import ScriptedEngine
@@ -206,3 +206,38 @@ def test_a_tool_that_needs_a_task_cannot_be_served() -> None:
     agent = ReactAgent(engine, tools=[peek], renderer=engine.renderer)
     with pytest.raises(ConfigError, match="the tool 'peek' needs the field 'answer' of a task"):
         play(agent, asks("hi"))
+
+
+# ---- streams -------------------------------------------------------------------------------------------------------------
+
+
+def told(*pieces: str) -> tuple[str, bool]:
+    """What a listener hears of a reply with these pieces, and whether it hears any."""
+    heard: list[str] = []
+    sayer = Sayer(heard.append, ("<think>",))
+    for piece in pieces:
+        sayer.hear(piece)
+    return "".join(heard), sayer.begun
+
+
+def test_a_reply_is_told_as_it_is_sampled_unless_it_begins_with_thinking() -> None:
+    assert told("It", " is 3.") == ("It is 3.", True)
+    assert told("\n", "<", "b>bold") == ("\n<b>bold", True)
+    assert told("\n<", "thi", "nk>hm</think>", "Yes.") == ("", False)
+    assert told("<th") == ("", False)
+
+
+def test_what_was_told_is_the_beginning_of_the_answer(pocket: Any) -> None:
+    heard: list[str] = []
+    call = asks("What is 12 times 7?", asked=Asked(temperature=0.0, max_tokens=24), on_text=heard.append)
+    answer = asyncio.run(ModelAnswerer(*pocket).answer(call))
+    assert answer.message.content and answer.message.content.startswith("".join(heard))
+    assert len(heard) > 1
+    for whole in (asks("hi", tools=(ADD,), on_text=heard.append), asks("hi", asked=Asked(stop=("x",)), on_text=heard.append)):
+        assert Replies(pocket[1]).sayer(whole, Sampling(stop=whole.asked.stop)) is None
+
+
+def test_text_that_was_told_is_not_taken_back_as_thinking(pocket: Any) -> None:
+    completion = Completion(text="Yes. </think> No.")
+    assert Replies(pocket[1]).read(completion, (), (), 1, said=True).message.content == "Yes. </think> No."
+    assert Replies(pocket[1]).read(completion, (), (), 1).message.content == " No."

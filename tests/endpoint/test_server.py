@@ -180,6 +180,28 @@ def test_a_silent_stream_is_kept_alive_by_events_that_the_client_counts(path: st
 
 
 @pytest.mark.parametrize("path", BODIES)
+def test_a_stream_tells_the_text_before_the_answer_is_there(path: str) -> None:
+    answerer = Scripted(says("Hello you."))
+
+    async def body(server: EndpointServer, client: httpx.AsyncClient, keys: Keys) -> bytes:
+        answerer.gate, found = asyncio.Event(), b""
+        answerer.pieces = ["Hel", "lo"]
+        async with client.stream("POST", path, json={**BODIES[path], "stream": True}) as answer:
+            async for piece in answer.aiter_raw():
+                found += piece
+                if b"lo" in found:  # so the answer comes after its beginning has been read
+                    answerer.gate.set()
+        return found
+
+    found = serve(answerer, body)
+    assert found.count(b"Hel") == (1 if path == CHAT else 1 if path == MESSAGES else 5)
+    assert b" you." in found
+    if path == RESPONSES:
+        numbers = [event["sequence_number"] for event in read_events(found)]
+        assert numbers == list(range(len(numbers)))
+
+
+@pytest.mark.parametrize("path", BODIES)
 def test_a_failure_after_a_stream_has_begun_is_an_event(path: str) -> None:
     answerer = Scripted(EngineError("no memory"))
 
@@ -306,3 +328,24 @@ def test_a_body_can_be_sent_in_any_encoding_of_json() -> None:
     answerer = Scripted(says("x"))
     serve(answerer, body)
     assert answerer.calls[0].messages[0].content == "é\ufffd"
+
+
+def test_a_call_that_is_repeated_after_the_engine_failed_ends_the_client() -> None:
+    """The first reads 500, as clients expect; they repeat it, and 401 ends them."""
+    from agentfly import OutsideAgent
+    from agentfly.agents.outside import Llm
+    from agentfly.testing import ByteRenderer, ScriptedEngine
+    from agentfly.types import Outcome, Task
+
+    statuses: list[int] = []
+
+    async def function(task: Task, llm: Llm) -> str:
+        headers = {"Authorization": f"Bearer {llm.api_key}"}
+        async with httpx.AsyncClient(base_url=llm.base_url, headers=headers, trust_env=False, timeout=60) as client:
+            statuses.extend([(await client.post("/chat/completions", json=BODIES[CHAT])).status_code for _ in range(2)])
+        return "done"
+
+    engine = ScriptedEngine([EngineError("out of memory")], record=True)
+    agent = OutsideAgent(engine, function, parser="hermes", renderer=ByteRenderer(), reward="exact_match")
+    (chain,) = agent.run_sync([{"question": "hi", "answer": "x"}]).trajectories
+    assert (chain.outcome, statuses, len(engine.requests)) == (Outcome.WORLD_FAILURE, [500, 401], 1)

@@ -163,6 +163,13 @@ class Generous(Door):
         return 1.0 if self.paid else 0.0
 
 
+class Handout(Door):
+    """A closed door is half the score."""
+
+    def score(self) -> float:
+        return 1.0 if self.open else 0.5
+
+
 class Communal(Door):
     shared: ClassVar[dict[str, int]] = {"tries": 0}
 
@@ -519,6 +526,7 @@ FAULTS = [
     (Dicey, "same seed, same episode"),
     (Forgetful, "reset leaves no trace"),
     (Generous, "no reward without acting"),
+    (Handout, "no reward without acting"),
     (Communal, "instances do not influence each other"),
     (Halfway, "a cancelled call leaves it usable or closed"),
     (Stubborn, "a cancelled call leaves it usable or closed"),

@@ -17,7 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.tiny import ROWS, save_tiny_model
+import pytest
+
+from tests.tiny import ROWS, sample_in_float64, save_tiny_model
 
 STEPS = 32
 NEVER = ("", signal.SIGKILL, 0, 0.0)
@@ -119,6 +121,7 @@ def main(folder: Path, seed: int) -> None:
     from agentfly.runs.checkpoints import find_checkpoint
 
     torch.set_num_threads(1)
+    sample_in_float64(pytest.MonkeyPatch())
     model = save_tiny_model(folder / "model")
     (folder / "rows.json").write_text(json.dumps(ROWS))
     config = folder / "run.toml"

@@ -32,7 +32,7 @@ from agentfly.learn.update.gradients import Gradients
 from agentfly.learn.update.modules import LearnerModules
 from agentfly.learn.update.scoring import Scoring
 from agentfly.rollout import chain as rollout_chain
-from agentfly.training import evidence, parts
+from agentfly.training import evidence, ledger, parts
 from tests.tiny import ROWS, save_tiny_model, tiny_agent
 
 Patch = pytest.MonkeyPatch
@@ -500,6 +500,15 @@ def reference_follows(patch: Patch) -> None:
     patch.setattr(PolicyLearner, "_improve", improve)
 
 
+def reference_stays(patch: Patch) -> None:
+    patch.setattr(LearnerModules, "renew_reference", lambda self, mix: None)
+
+
+def reference_moves_too_far(patch: Patch) -> None:
+    real = LearnerModules.renew_reference
+    patch.setattr(LearnerModules, "renew_reference", lambda self, mix: real(self, 1.0))
+
+
 STOPPED: dict[str, tuple[Callable[[Patch], None], str, dict[str, Any]]] = {
     "a learner at temperature 1 for chains at 0.9": (learner_at_temperature_1, "differ by", {
         "agent": {"sampling": {"max_tokens": 12, "temperature": 0.9}}
@@ -524,6 +533,15 @@ STOPPED: dict[str, tuple[Callable[[Patch], None], str, dict[str, Any]]] = {
     "a critic that stands still": (critic_stands_still, "of the settings", {"algorithm": "ppo"}),
     "adapters that act twice in the engine": (adapters_twice, "a part of them", {"lora": {"rank": 4}, "lr": 2e-6, "steps": 9}),
     "a reference that follows the policy": (reference_follows, "reference model has changed", {"loss": {"kl_coef": 0.1}}),
+    "a reference that is never renewed": (reference_stays, "reference model was not renewed", {
+        "loss": {"kl_coef": 0.1, "reference_every": 2}
+    }),
+    "a reference that is never renewed, at a small rate": (reference_stays, "reference model was not renewed", {
+        "loss": {"kl_coef": 0.1, "reference_every": 2, "reference_mix": 0.5}, "lr": 1e-6
+    }),
+    "a reference that is the policy instead of a mixture": (reference_moves_too_far, "reference model was not renewed", {
+        "loss": {"kl_coef": 0.1, "reference_every": 1, "reference_mix": 0.25}
+    }),
 }  # fmt: skip
 
 
@@ -569,7 +587,8 @@ SAMPLERS: dict[str, tuple[Callable[[Patch], None], str, dict[str, Any]]] = {
 def test_a_sampler_of_another_distribution_stops_the_run(sure_model: Path, tmp_path: Path, fault: str) -> None:
     plant, told, options = SAMPLERS[fault]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evidence, "EARLY", 1000)  # so many chains in all steps: a short run has the tokens of a long one
+        patch.delattr(LocalEngine, "uniforms")  # so that the likelihood tells, as in half precision
+        patch.setattr(ledger, "EARLY_TOKENS", 4096)  # a short run has the tokens of a long one
         plant(patch)
         with pytest.raises(InvariantError, match=told):
             train(sure_model, tmp_path, **({"steps": 12, "lr": 1e-5} | options))
@@ -577,9 +596,21 @@ def test_a_sampler_of_another_distribution_stops_the_run(sure_model: Path, tmp_p
 
 def test_a_sampler_that_is_wrong_from_the_start_is_found_in_the_first_updates(sure_model: Path, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(LocalEngine, "uniforms")
         truncated("top_p", 0.8)(patch)
         with pytest.raises(InvariantError, match="the engine draws from another distribution"):
             train(sure_model, tmp_path, steps=evidence.EARLY, num_tasks=8)
+
+
+@pytest.mark.parametrize("factor", [0.8, 0.9, 1.1])
+def test_a_sampler_at_another_temperature_is_found_at_its_numbers_on_the_quick_start(tmp_path: Path, factor: float) -> None:
+    """Its replies have so little entropy that the likelihood of 25,000 tokens is no proof of 0.9 times the temperature."""
+    words = ["rollout.num_tasks=2", "rollout.num_chains=4", "train.steps=4", "train.validate_at_start=false", "run.name=run"]
+    config = agentfly.Config.load("quickstart", [*words, "data.validation_count=2", f"run.dir={tmp_path}"])
+    with pytest.MonkeyPatch.context() as patch:
+        sampler(lambda logits: logits / factor)(patch)
+        with pytest.raises(InvariantError, match="tokens are not those at which the learner's distribution arrives"):
+            agentfly.train(config)
 
 
 def test_averages_that_a_resume_loses_stop_the_run(model: Path, tmp_path: Path) -> None:

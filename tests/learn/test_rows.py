@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +15,12 @@ from agentfly.health.audit import _tokens
 from agentfly.learn.algorithms.interface import Chains
 from agentfly.learn.algorithms.replay import _arrays
 from agentfly.learn.samples import check_chains, check_tokens, rows_of_chains, to_samples
-from agentfly.rows import OpenRow, digest_of, row_numbers, rows_of
+from agentfly.rows import OpenRow, digest_of, is_one_conversation, row_numbers, rows_of
 from agentfly.runs.codec import decode, encode, from_json, to_json
-from agentfly.types import Completion, Outcome, Task, Trajectory, Turn
+from agentfly.runs.rows import TokenSeries
+from agentfly.runs.trained import training_of
+from agentfly.types import Completion, Outcome, RowReason, Task, Trajectory, Turn
+from agentfly.view.chains import tokens_json
 
 
 def turn(row: int | None, context: str, reply: str, read: str | None = None, reward: float = 0.0) -> Turn:
@@ -98,6 +103,31 @@ def test_turns_of_older_records_are_in_consecutive_rows_and_have_no_digest() -> 
     trajectory = chain(*(replace(each, prompt_digest=None) for each in (first, second, third)))
     assert rows_of(trajectory) == [[0, 1], [2]]
     check_tokens(trajectory, to_samples(trajectory), versions=range(1))
+
+
+def test_values_per_token_belong_to_the_turns_of_their_row() -> None:
+    trajectory = replace(interleaved(), final_row=0)
+    sampled = [token for row in to_samples(trajectory) for token in row.token_ids[row.mask].tolist()]
+    shown = tokens_json(trajectory, TokenSeries(5, others={"token": [float(token) for token in sampled]}), None)
+    assert [[span["turn"] for span in row["turns"]] for row in shown["rows"]] == [[1, 3], [0, 2]]
+    for row in shown["rows"]:
+        assert [token for token in row["token"] if token is not None] == [
+            token for token, flag in zip(row["ids"], row["mask"], strict=True) if flag
+        ]
+    reader: Any = None
+    chain_row: Any = SimpleNamespace(split="train", outcome="finished", step=1)
+    series = TokenSeries(5, trained=[True] * 3 + [False, True])
+    assert training_of(reader, chain_row, trajectory, series).turns == [[False], [True, True], [True], [True]]
+
+
+def test_what_is_one_conversation() -> None:
+    def begun(*whys: RowReason) -> Trajectory:
+        return chain(*(replace(turn(None, "P", "a"), why=why) for why in whys))
+
+    assert all(map(is_one_conversation, (begun("first", ""), begun("first", "template restarts"), begun("", ""))))
+    assert not any(
+        map(is_one_conversation, (begun("first", "first"), begun("first", "rewritten"), begun("first", "history cut")))
+    )
 
 
 def test_rows_are_stored() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +36,11 @@ def test_every_setting_says_what_it_is_for(kind):
         (OptimSettings, {"epochs": 1.5}, "train.epochs must be an integer of at least 1"),
         (OptimSettings, {"num_minibatches": True}, "train.num_minibatches"),
         (OptimSettings, {"betas": [0.9]}, "two numbers"),
-        (OptimSettings, {"schedule": "step"}, "'constant', 'linear', 'cosine' or 'wsd'"),
+        (
+            OptimSettings,
+            {"schedule": "step"},
+            "'constant', 'linear', 'cosine', 'wsd' or file.py:NAME of a function, not 'step'",
+        ),
         (OptimSettings, {"lr_floor": 0.1}, "train.lr_floor has no effect on a constant learning rate"),
         (OptimSettings, {"lr_floor": 1.0, "schedule": "wsd"}, "train.lr_floor must be a number of at least 0 and below 1"),
         (OptimSettings, {"decay_steps": 5, "schedule": "linear"}, "train.decay_steps has no effect without train.schedule"),
@@ -140,3 +146,35 @@ def test_the_critics_learning_rate_is_at_least_one_in_a_hundred_thousand():
     assert OptimSettings().critic_lr_of(1e-6) == 1e-5
     assert OptimSettings().critic_lr_of(1e-4) == pytest.approx(2.5e-4)
     assert OptimSettings(critic_lr=2e-6).critic_lr_of(1e-6) == 2e-6
+
+
+def root(step: int, total: int | None) -> float:
+    return (1 + step) ** -0.5
+
+
+def test_a_schedule_of_a_user_is_asked_after_the_warm_up(tmp_path: Path) -> None:
+    (tmp_path / "rate.py").write_text("def root(step, total):\n    return (1 + step) ** -0.5\n")
+    for given in (root, f"{tmp_path / 'rate.py'}:root"):
+        optim = OptimSettings(schedule=given, warmup_steps=2)
+        assert [optim.lr_factor(step) for step in range(4)] == [0.5, 1.0, 3**-0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("sqrt", "train.schedule must be 'constant', 'linear', 'cosine', 'wsd' or file.py:NAME of a function, not 'sqrt'"),
+        (lambda step, total: -1.0, "must give a number of at least 0 for step 0, not -1.0"),
+        (lambda step, total: float("nan"), "must give a number of at least 0"),
+        (lambda step, total: "fast", "must give a number of at least 0"),
+        (lambda step: 1.0, "raised TypeError"),
+        ("nothing.py:root", "no such Python file"),
+    ],
+)
+def test_a_schedule_that_gives_no_rate_is_refused(given: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        OptimSettings(schedule=given).lr_factor(0)
+
+
+def test_a_floor_is_that_of_a_named_schedule() -> None:
+    with pytest.raises(ConfigError, match="train.lr_floor has no effect"):
+        OptimSettings(schedule=root, lr_floor=0.1)

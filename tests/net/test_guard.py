@@ -95,3 +95,9 @@ def test_without_a_cookie_the_token_counts_only_in_the_header() -> None:
     guard = Guard("127.0.0.1", "secret-token")
     assert (guard.refuse([LOCAL, ("Cookie", "c=secret-token")]) or (0,))[0] == 401
     assert (guard.refuse([LOCAL], "GET", "token=secret-token") or (0,))[0] == 401
+
+
+def test_a_server_that_checks_keys_itself_needs_no_token_beyond_loopback() -> None:
+    guard = Guard("0.0.0.0", keyed=True)
+    assert guard.refuse([("Host", "machine.example")]) is None
+    assert guard.refuse([("Host", "machine.example"), ("Origin", "http://evil.example")]) is not None

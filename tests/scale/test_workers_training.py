@@ -29,7 +29,7 @@ from agentfly.types import Proof
 from agentfly.watch.metrics import unknown
 from tests.close import assert_close_to_norm
 from tests.scale.forked import ForkLauncher, wait_until_gone
-from tests.tiny import ROWS, save_tiny_model
+from tests.tiny import ROWS, sample_in_float64, save_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -264,7 +264,10 @@ def test_the_ledger_stops_a_run_in_which_a_replica_has_not_proven_the_version(fo
     ledger.check_published(engine, learner)
 
 
-def test_evaluation_uses_the_workers_and_gives_the_same_figures(folder: Path, tmp_path: Path) -> None:
+def test_evaluation_uses_the_workers_and_gives_the_same_figures(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample_in_float64(monkeypatch)
     alone = evaluate_run(config_of(folder, tmp_path, "alone"), num_chains=2)
     apart = evaluate_run(config_of(folder, tmp_path, "apart", sampler={"replicas": 2}), num_chains=2)
     assert len(ForkLauncher.pids) == 2

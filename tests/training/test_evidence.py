@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from agentfly.learn.model.evidence import OFTEN, RATIOS, fit, token_fit
+from agentfly.engines.local import LocalEngine
+from agentfly.engines.local.sampler import draw
+from agentfly.learn.model.evidence import OFTEN, RATIOS, UNKNOWN, fit, token_fit
 from agentfly.training.evidence import (
     ALL_UNTIL,
     COPY,
-    EARLY,
+    DRAWS,
     EARLY_TOKENS,
     FULL,
     HALF,
@@ -76,9 +78,13 @@ def drawn(seed: int, steps: int, change: Any = None, *, tokens: int = 100, noise
         sampled = logits + noise * torch.randn(tokens, VOCABULARY, generator=chance)
         sampled = sampled if change is None else change(sampled)
         targets = torch.multinomial(torch.softmax(sampled, -1), 1, generator=chance)[:, 0]
-        if not evidence.add(token_fit([], [fit(logits, targets)]), tokens * noise**2):
+        if not evidence.add(token_fit([], [fit(logits, targets, unknown(tokens))]), tokens * noise**2):
             return evidence, step
     return evidence, None
+
+
+def unknown(count: int) -> torch.Tensor:
+    return torch.full((count,), UNKNOWN)
 
 
 def kept(share: float) -> Any:
@@ -94,7 +100,8 @@ def test_every_likelihood_ratio_has_the_mean_1_under_the_learners_distribution()
     chance = torch.Generator().manual_seed(0)
     for scale in (0.0, 0.3, 1.0, 5.0, 40.0):
         logits = scale * torch.randn(1, 40, generator=chance).round(decimals=1)  # some are equal
-        every = torch.stack([fit(logits, torch.tensor([each])) for each in range(40)])
+        every = torch.stack([fit(logits, torch.tensor([each]), unknown(1)) for each in range(40)])
+        every = torch.cat([every[:, : len(RATIOS)], every[:, len(RATIOS) + 1 :]], 1)  # without the count of strays
         means = (torch.softmax(logits, -1)[0, :, None] * every.exp()).sum(0)
         torch.testing.assert_close(means, torch.ones(len(RATIOS) + 40 * len(OFTEN)), rtol=1e-4, atol=1e-4)
 
@@ -122,6 +129,20 @@ def test_another_sampler_is_found_and_named(change: Any, told: str, steps: int, 
     evidence, found = drawn(5, steps, change, noise=noise)
     assert found is not None
     assert re.match(told, evidence.sampler)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.98, 0.9, 1.1])
+def test_a_token_that_is_not_the_one_at_its_number_is_counted(temperature: float) -> None:
+    chance = torch.Generator().manual_seed(1)
+    logits = 2.0 * torch.randn(400, VOCABULARY, generator=chance)
+    numbers = LocalEngine.uniforms(5, 400)
+    generator = random.Random(5)
+    assert numbers == [generator.random() for _ in range(400)]
+    rounded = logits + 1e-4 * torch.randn(400, VOCABULARY, generator=chance)
+    ids, _ = draw(rounded, [Sampling(temperature=temperature)] * 400, numbers)
+    counted = token_fit([], [fit(logits, torch.tensor(ids), torch.tensor(numbers))]).astray
+    assert counted == 0 if temperature == 1.0 else counted > 400 * abs(1.0 - temperature)
+    assert token_fit([], [fit(logits, torch.tensor(ids), unknown(400))]).astray == 0
 
 
 def test_a_sampler_that_changes_late_is_found_as_soon() -> None:
@@ -180,15 +201,15 @@ def test_an_engine_that_becomes_stale_late_is_found() -> None:
 
 def test_the_first_updates_test_chains_up_to_a_budget_and_later_ones_few() -> None:
     chains = [chain_of_ids([1] * 100, [5] * 28, 0.0, number=number) for number in range(620)]
-    early = sampler_rows(chains, 0)
+    early = sampler_rows(chains, EARLY_TOKENS)
     assert len(early) * 128 >= EARLY_TOKENS
-    late = sampler_rows(chains, EARLY)
+    late = sampler_rows(chains, 0)
     assert 8 < len(late) < 40
     assert {row.trajectory for row in early} & {row.trajectory for row in late}
     dearer = [replace(each, reward=float(number)) for number, each in enumerate(chains[::-1])]
-    for updates in (0, EARLY):
-        names = [row.trajectory for row in sampler_rows(chains, updates)]
-        assert [row.trajectory for row in sampler_rows(dearer, updates)] == names, "neither rewards nor the order decide"
+    for room in (EARLY_TOKENS, 0):
+        names = [row.trajectory for row in sampler_rows(chains, room)]
+        assert [row.trajectory for row in sampler_rows(dearer, room)] == names, "neither rewards nor the order decide"
 
 
 def reply_of(token_ids: list[int], version: int) -> Completion:
@@ -210,8 +231,10 @@ class CountingEngine:
     def __init__(self) -> None:
         self.version = 0
         self.asked: list[int] = []
+        self.requests: list[Request] = []
 
     async def generate(self, request: Request) -> Completion:
+        self.requests.append(request)
         self.asked.append(self.version)
         return reply_of([5, 6, 7], self.version)
 
@@ -242,6 +265,30 @@ def test_later_versions_are_asked_for_in_pairs_and_compared_with_the_version_dir
     assert {new for new, _ in compared} == {version for version in asked if version - 1 in asked}
     assert all(new == old + 1 for new, old in compared)
     assert sum(new > ALL_UNTIL for new, _ in compared) >= 2
+
+
+async def draws_of(count: int) -> list[tuple[list[int], int | None]]:
+    """Prompt and seed of the draws of a probe, and whether their numbers are those of the seeds."""
+    probe, engine, found = (
+        EngineProbe([1, 2, 3, 4, 5, 6, 7], Sampling(max_tokens=8), uniforms=LocalEngine.uniforms),
+        CountingEngine(),
+        [],
+    )
+    for engine.version in range(1, count + 1):
+        probe.ask(engine, engine.version)  # type: ignore[arg-type]
+        replies = await probe.replies()
+        draws = engine.requests[-DRAWS:]
+        assert [numbers for _, numbers in probe.draws(replies)] == [
+            LocalEngine.uniforms(each.sampling.seed or 0, 3) for each in draws
+        ]
+        found += [(each.prompt_ids, each.sampling.seed) for each in draws]
+    return found
+
+
+def test_every_draw_of_a_probe_has_a_seed_of_its_own_and_a_short_prompt() -> None:
+    found = asyncio.run(draws_of(6))
+    assert len({seed for _, seed in found}) == 6 * DRAWS
+    assert {tuple(prompt) for prompt, _ in found} == {(2, 3, 4, 5)}
 
 
 def test_tokens_that_did_not_move_say_nothing() -> None:

@@ -20,7 +20,7 @@ from agentfly.training.ledger import Ledger
 from agentfly.types import Outcome
 from agentfly.watch.progress import Progress
 from tests.learn.chains import chain
-from tests.tiny import ROWS, save_tiny_model, tiny_agent
+from tests.tiny import ROWS, sample_in_float64, save_tiny_model, tiny_agent
 
 SMALL: dict[str, Any] = {"num_tasks": 2, "num_chains": 2, "threads": 1, "lr": 1e-2, "validate_at_start": False}
 
@@ -46,8 +46,11 @@ def tokens_by_draw(folder: Path, step: int) -> dict[tuple[str, int], list[tuple[
     return found
 
 
-def test_a_task_drawn_twice_in_a_step_gives_different_chains_each_time_the_same(model: Path, tmp_path: Path) -> None:
+def test_a_task_drawn_twice_in_a_step_gives_different_chains_each_time_the_same(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two rows and five tasks a step: every step draws each row at least twice."""
+    sample_in_float64(monkeypatch)
     found = []
     for name in ("a", "b"):
         train(model, tmp_path / name, ROWS[:2], steps=2, num_tasks=5, validate_every=0)

@@ -22,7 +22,7 @@ from agentfly.runs.checkpoints import broken_files, latest_checkpoint, list_chec
 from agentfly.testing import ByteRenderer, ScriptedEngine
 from agentfly.watch.metrics import unknown
 from tests.close import assert_close_to_norm
-from tests.tiny import ROWS, TwoTurns, look, save_tiny_model, tiny_agent
+from tests.tiny import ROWS, TwoTurns, look, sample_in_float64, save_tiny_model, tiny_agent
 
 SMALL: dict[str, Any] = {"num_tasks": 2, "num_chains": 2, "threads": 1, "lr": 1e-2, "validation_count": 4}
 
@@ -83,7 +83,8 @@ def test_the_time_of_every_step_is_divided_into_parts_that_add_up(model: Path, t
     assert ["time/save_s" in metrics for metrics in result.history] == [False, True, True]  # of the step before
 
 
-def test_a_resumed_run_ends_where_an_unbroken_one_does(model: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_ends_where_an_unbroken_one_does(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample_in_float64(monkeypatch)
     whole = train(model, tmp_path, "whole", steps=4, validate_at_start=False)
     train(model, tmp_path, "parts", steps=2, validate_at_start=False)
     again = train(model, tmp_path, "parts", steps=4, validate_at_start=False, resume=tmp_path / "parts")

@@ -22,7 +22,7 @@ from agentfly.planning.memory import memory_of
 from agentfly.planning.shapes import find_shape
 from agentfly.training import sft
 from agentfly.training.idle import without_effect
-from tests.tiny import ROWS, save_tiny_model, tiny_agent
+from tests.tiny import ROWS, sample_in_float64, save_tiny_model, tiny_agent
 
 SMALL: dict[str, Any] = {
     "num_tasks": 3, "num_chains": 4, "threads": 1, "lr": 1e-2, "steps": 2, "validation_count": 2, "validate_at_start": False,
@@ -130,8 +130,9 @@ def test_a_reference_that_cannot_score_the_policys_tokens_gets_a_sentence(studen
 
 
 def test_a_resumed_run_goes_on_with_the_same_reference_and_refuses_another(
-    student: Path, teacher: Path, tmp_path: Path
+    student: Path, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    sample_in_float64(monkeypatch)
     loss = {"kl_coef": 0.1, "reference": str(teacher)}
     whole = train(student, tmp_path, name="whole", loss=loss, steps=4)
     train(student, tmp_path, loss=loss)

@@ -14,7 +14,7 @@ from agentfly import reward
 from agentfly.errors import ConfigError
 from agentfly.health import diagnose
 from agentfly.runs import RunStore
-from tests.tiny import ROWS, save_tiny_model, tiny_agent
+from tests.tiny import ROWS, sample_in_float64, save_tiny_model, tiny_agent
 
 SMALL: dict[str, Any] = {
     "num_tasks": 3, "num_chains": 2, "threads": 1, "lr": 1e-2, "validation_count": 4, "validate_at_start": False,
@@ -114,7 +114,8 @@ def test_a_policy_learns_sooner_with_refill_where_most_tasks_teach_nothing(model
     assert hard_reward(12) > hard_reward(0) + 0.05  # about 0.8 and 0.6
 
 
-def test_a_resumed_run_refills_as_an_unbroken_one(model: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_refills_as_an_unbroken_one(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample_in_float64(monkeypatch)
     whole = train(model, tmp_path, "whole", steps=4, refill=6)
     train(model, tmp_path, "parts", steps=2, refill=6)
     again = train(model, tmp_path, "parts", steps=4, refill=6, resume=tmp_path / "parts")

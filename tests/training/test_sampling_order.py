@@ -17,7 +17,7 @@ from agentfly.health import diagnose
 from agentfly.protocols import GroupResult
 from agentfly.runs import RunStore
 from agentfly.training.samplers import CurriculumSampler
-from tests.tiny import save_tiny_model, tiny_agent
+from tests.tiny import sample_in_float64, save_tiny_model, tiny_agent
 
 ROWS = [{"question": f"Say something about {i}.", "kind": ("solved", "learnable", "impossible")[i % 3]} for i in range(30)]
 SMALL: dict[str, Any] = {
@@ -124,7 +124,10 @@ def test_a_sampler_learns_once_of_each_draw_in_the_order_of_draws(model: Path, t
 
 
 @pytest.mark.parametrize("options", [{}, {"refill": 4}])
-def test_a_resumed_run_draws_what_an_uninterrupted_one_draws(model: Path, tmp_path: Path, options: Any) -> None:
+def test_a_resumed_run_draws_what_an_uninterrupted_one_draws(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Any
+) -> None:
+    sample_in_float64(monkeypatch)
     options = {"data.sampler": {"kind": "curriculum", "floor": 0.05}, **options}
     whole = train(model, tmp_path, "whole", steps=6, **options)
     train(model, tmp_path, "parts", steps=2, **options)
@@ -136,8 +139,11 @@ def test_a_resumed_run_draws_what_an_uninterrupted_one_draws(model: Path, tmp_pa
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_a_run_that_stops_with_groups_in_flight_goes_on_with_them(model: Path, tmp_path: Path, depth: int) -> None:
+def test_a_run_that_stops_with_groups_in_flight_goes_on_with_them(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
     """The state of the sampler in the checkpoint has their draws, but nothing of what came of them."""
+    sample_in_float64(monkeypatch)
     Recording.calls.clear()
     options = {"data.sampler": Recording, "max_lag": depth, **({"depth": depth} if depth else {})}
 

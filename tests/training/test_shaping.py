@@ -17,7 +17,7 @@ from agentfly.rollout.shaping import CALL_BONUS, call_bonus, left_at, shows_exam
 from agentfly.runs import RunStore
 from agentfly.training.demonstrations import best_chains, demo_samples
 from agentfly.types import ToolResult, Trajectory, Turn
-from tests.tiny import ROWS, TwoTurns, even, look, save_tiny_model
+from tests.tiny import ROWS, TwoTurns, even, look, sample_in_float64, save_tiny_model
 
 SHOWN = [{"role": "user", "content": "Say hello."}, {"role": "assistant", "content": "Hello."}]
 SMALL: dict[str, Any] = {
@@ -89,8 +89,9 @@ def test_prompts_lose_their_examples_a_bonus_falls_and_validation_has_neither(mo
 
 @pytest.mark.parametrize("options", [{}, {"refill": 2}])
 def test_a_run_that_was_stopped_and_resumed_plays_the_chains_of_one_that_was_not(
-    model: Path, tmp_path: Path, options: dict[str, Any]
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
+    sample_in_float64(monkeypatch)
     whole = train(model, tmp_path, "whole", steps=4, **options)
     train(model, tmp_path, "parts", steps=2, **options)
     parts = train(model, tmp_path, "parts", resume=tmp_path / "parts", steps=4, **options)

@@ -38,6 +38,14 @@ def printed(show: Any, *args: Any, **options: Any) -> str:
     return file.getvalue()
 
 
+def test_a_reply_says_why_a_new_row_begins_with_it() -> None:
+    shown = chain()
+    shown.turns[0].why, shown.turns[1].why = "first", "history cut"
+    lines = printed(show_trajectory, shown).splitlines()
+    assert "assistant · turn 1 · 17 tokens trained" in lines
+    assert "assistant · turn 2 · 11 tokens trained · new row: history cut · turn reward 0.500" in lines
+
+
 def test_a_trajectory_shows_roles_and_marks_what_is_trained() -> None:
     assert printed(show_trajectory, chain()).splitlines() == [
         "c1: task t7, finished, reward 1.500 (exact 1.000), 2 turns, 28 tokens, 1.2 s",

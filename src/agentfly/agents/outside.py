@@ -16,7 +16,9 @@ import contextlib
 import inspect
 import os
 import shlex
+import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -32,7 +34,7 @@ from ..aio.threads import run_in_thread
 from ..endpoint.chain import ChainAnswerer
 from ..endpoint.replies import Replies
 from ..endpoint.server import EndpointServer, Keys
-from ..errors import ConfigError, WorldError
+from ..errors import ConfigError, RolloutError, WorldError
 from ..protocols import Engine
 from ..render.parsers import Parser
 from ..rewards import reward as as_reward_function
@@ -48,6 +50,10 @@ MAX_IN_FLIGHT = 64
 MAX_OUTPUT = 1 << 20
 INHERITED = ("PATH", "LANG", "LC_ALL", "TERM", "TZ", "USER", "SHELL", "TMPDIR", "SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS")
 """The variables that a command sees of this process's, which may hold secrets."""
+_LAUNCH = (  # a command ends with this process, however that ends
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9, 0, 0, 0); "
+    "os.getppid() == int(sys.argv[1]) or os._exit(1); os.execvp(sys.argv[2], sys.argv[2:])"
+)
 KILL_S = 2.0
 """Seconds that a command has to end after SIGTERM."""
 
@@ -121,7 +127,12 @@ class OutsideAgent(BaseAgent):
             raise ConfigError("OutsideAgent runs a function or a command: give one of them")
         if function is not None and not callable(function):
             raise ConfigError(f"the function of OutsideAgent is called with (task, llm), and {function!r} cannot be called")
-        given = {"tools": self.tools, "system": self.system, "examples": self._examples, "history": self.history}
+        given: dict[str, object] = {
+            "tools": self.tools,
+            "system": self.system,
+            "examples": self._examples,
+            "history": self.history,
+        }
         reactions = ("end", self.on_no_tool_call), ("continue", self.on_invalid_call), ("continue", self.on_tool_error)
         given["reactions"] = any(own != default for default, own in reactions)
         if odd := [name for name, value in given.items() if value]:
@@ -175,6 +186,8 @@ class OutsideAgent(BaseAgent):
             value = await (
                 self._run_command(trajectory.task, llm) if self.command else self._call(trajectory.task, llm, context)
             )
+        except RolloutError:
+            raise
         except Exception as error:
             if chain.failure is None and chain.hit is None:
                 raise WorldError(f"the code of the agent raised {describe_error(error)}") from error
@@ -207,10 +220,14 @@ class OutsideAgent(BaseAgent):
     async def _run_command(self, task: Task, llm: Llm) -> str:
         question = task.messages[-1].content if task.messages else ""
         words = [_filled(word, {"question": question, **task.fields}) for word in self.command]
+        if shutil.which(words[0]) is None:
+            raise WorldError(f"there is no program {words[0]!r} on the PATH")
+        launch = (sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid())) if sys.platform == "linux" else ()
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
         with tempfile.TemporaryDirectory(prefix="agentfly-", ignore_cleanup_errors=True) as folder:
             process = await asyncio.create_subprocess_exec(
-                *words, cwd=folder, env={**inherited, **self.variables, **llm.env, "HOME": folder}, start_new_session=True,
+                *launch, *words, cwd=folder, start_new_session=True,
+                env={**inherited, **self.variables, **llm.env, "HOME": folder},
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             )  # fmt: skip
             said, complaint = bytearray(), bytearray()

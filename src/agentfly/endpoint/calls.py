@@ -5,7 +5,7 @@ HTTP body -> (chat | responses | messages) -> Call -> (Answerer.answer) -> Answe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -41,6 +41,7 @@ class Call:
     digest     of the request's body: a repeat of a request has the same
     is_retry   the client says that it repeats a request; most clients that repeat one do not say so
     agent      what the client calls the agent within it that asks, such as a sub-agent; "" if it does not say
+    on_text    for a stream: takes the text of the answer piece by piece, from its beginning; it need not be called
     """
 
     dialect: Dialect
@@ -52,6 +53,7 @@ class Call:
     is_retry: bool = False
     agent: str = ""
     thinking: Mapping[int, str] = field(default_factory=dict)
+    on_text: Callable[[str], None] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

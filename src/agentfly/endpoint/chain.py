@@ -55,6 +55,8 @@ class ChainAnswerer:
 
     async def answer(self, call: Call) -> Answer:
         """See `Answerer`. Calls with one body are one call while nobody has its answer, however often they are sent."""
+        if self.failure is not None:  # clients repeat a call after a failure, some of them for minutes
+            raise Closed("the chain of this key has failed")
         running = self._calls.get(call.digest) if call.digest else None
         if running is None or not (call.is_retry or not (running.delivered or running.waiting)):
             running = _OpenCall(asyncio.create_task(self._reply(call, self._begin())))

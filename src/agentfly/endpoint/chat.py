@@ -85,6 +85,7 @@ class ChatExchange:
         )
         self._id = new_id("chatcmpl")
         self._created = int(time.time())
+        self._said = ""
 
     def whole(self, answer: Answer, model: str) -> Json:
         message = {
@@ -100,12 +101,16 @@ class ChatExchange:
     def opening(self, model: str) -> bytes:
         return self._chunk(model, {"role": "assistant", "content": ""})
 
+    def saying(self, text: str, model: str) -> bytes:
+        self._said += text
+        return self._chunk(model, {"content": text})
+
     def events(self, answer: Answer, model: str) -> Iterator[bytes]:
         extras = self._extras(answer)
         if answer.thinking:
             yield self._chunk(model, {"reasoning_content": answer.thinking})
-        if answer.message.content:
-            yield self._chunk(model, {"content": answer.message.content})
+        if rest := answer.message.content[len(self._said) :]:
+            yield self._chunk(model, {"content": rest})
         if calls := extras.get("tool_calls"):
             yield self._chunk(model, {"tool_calls": [{"index": index, **call} for index, call in enumerate(calls)]})
         yield self._chunk(model, {}, answer.finish)

@@ -71,19 +71,33 @@ class MessagesExchange:
             **marks,
         )
         self._id = new_id("msg")
+        self._said = ""
 
     def whole(self, answer: Answer, model: str) -> Json:
         return {**self._message(model, answer), "content": _blocks(answer), "stop_reason": _STOPS[answer.finish]}
 
     def opening(self, model: str) -> bytes:
-        """Nothing: a message begins with the number of its input tokens, which only the answer tells."""
+        """Nothing: a message begins with the number of its input tokens, which the answer tells."""
         return b""
 
+    def saying(self, text: str, model: str) -> bytes:
+        delta = event({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}})
+        if not self._said:  # the tokens are told at the end
+            block = {"type": "text", "text": "", "citations": None}
+            start = event({"type": "content_block_start", "index": 0, "content_block": block})
+            delta = self._start(model, Answer(message=Message("assistant", ""))) + start + delta
+        self._said += text
+        return delta
+
     def events(self, answer: Answer, model: str) -> Iterator[bytes]:
-        yield event({"type": "message_start", "message": {**self._message(model, answer), "content": []}})
+        if not self._said:
+            yield self._start(model, answer)
         for index, block in enumerate(_blocks(answer)):
             start, deltas = _in_pieces(block)
-            yield event({"type": "content_block_start", "index": index, "content_block": start})
+            if self._said and not index:
+                deltas = [{"type": "text_delta", "text": answer.message.content[len(self._said) :]}]
+            else:
+                yield event({"type": "content_block_start", "index": index, "content_block": start})
             for delta in deltas:
                 yield event({"type": "content_block_delta", "index": index, "delta": delta})
             yield event({"type": "content_block_stop", "index": index})
@@ -93,6 +107,9 @@ class MessagesExchange:
 
     def failure(self, status: int, sentence: str) -> bytes:
         return event(error_body(status, sentence))
+
+    def _start(self, model: str, answer: Answer) -> bytes:
+        return event({"type": "message_start", "message": {**self._message(model, answer), "content": []}})
 
     def _message(self, model: str, answer: Answer) -> Json:
         return {

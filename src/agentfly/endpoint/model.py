@@ -42,12 +42,15 @@ class ModelAnswerer:
         messages = self._replies.with_thinking(call)
         ids = self._ids(call)
         sampling = sampling_of(self._sampling, call.asked, self._room(ids), self._fills_context)
-        request = Request(ids, sampling, f"served{next(_numbers)}", messages, call.tools)
+        says = None if call.on_text is None else self._replies.sayer(call, sampling)
+        request = Request(ids, sampling, f"served{next(_numbers)}", messages, call.tools, None if says is None else says.hear)
         try:
             completion = await self._engine.generate(request)
         finally:
             self._engine.release(request.session)
-        return self._checked(lambda: self._replies.read(completion, call.tools, sampling.stop, len(ids)))
+        return self._checked(
+            lambda: self._replies.read(completion, call.tools, sampling.stop, len(ids), said=says is not None and says.begun)
+        )
 
     async def count(self, call: Call) -> int:
         if self._renderer is None:

@@ -50,6 +50,10 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
 }
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _STAGES = {"reasoning": 0, "message": 1, "function_call": 2}
+_TEXTS: dict[str, tuple[str, Json]] = {
+    "message": ("response.output_text", {"logprobs": []}),
+    "reasoning": ("response.reasoning_text", {}),
+}
 _SERVER_SIDE = ("web_search", "web_search_preview")
 
 
@@ -107,6 +111,8 @@ class ResponsesExchange:
         self.id = new_id("resp")
         self._created = int(time.time())
         self._number = 0
+        self._message_id = new_id("msg")
+        self._said = ""
 
     @property
     def quiet(self) -> bytes:
@@ -119,24 +125,30 @@ class ResponsesExchange:
         response = self._response("in_progress", model)
         return self._event("response.created", response=response) + self._event("response.in_progress", response=response)
 
+    def saying(self, text: str, model: str) -> bytes:
+        place = {"output_index": 0, "item_id": self._message_id, "content_index": 0}
+        delta = self._saying_first(place) if not self._said else b""
+        self._said += text
+        return delta + self._event("response.output_text.delta", **place, delta=text, logprobs=[])
+
     def events(self, answer: Answer, model: str) -> Iterator[bytes]:
         items = self._items(answer)
         for index, item in enumerate(items):
             place = {"output_index": index, "item_id": item["id"]}
-            bare = {"content": [], "arguments": ""}
-            started = {**item, "status": "in_progress", **{key: value for key, value in bare.items() if key in item}}
-            yield self._event("response.output_item.added", output_index=index, item=started)
             if item["type"] == "function_call":
+                yield self._added(index, {**item, "arguments": ""})
                 yield self._event("response.function_call_arguments.delta", **place, delta=item["arguments"])
                 done = {"arguments": item["arguments"], "name": item["name"]}
                 yield self._event("response.function_call_arguments.done", **place, **done)
             else:
                 (part,) = item["content"]
-                kind = "response.output_text" if item["type"] == "message" else "response.reasoning_text"
-                extra: Json = {"logprobs": []} if item["type"] == "message" else {}
+                kind, extra = _TEXTS[item["type"]]
                 place["content_index"] = 0
-                yield self._event("response.content_part.added", **place, part={**part, "text": ""})
-                yield self._event(f"{kind}.delta", **place, delta=part["text"], **extra)
+                said = self._said if item["type"] == "message" else ""
+                if not said:
+                    yield self._added(index, {**item, "content": []})
+                    yield self._event("response.content_part.added", **place, part={**part, "text": ""})
+                yield self._event(f"{kind}.delta", **place, delta=part["text"][len(said) :], **extra)
                 yield self._event(f"{kind}.done", **place, text=part["text"], **extra)
                 yield self._event("response.content_part.done", **place, part=part)
             yield self._event("response.output_item.done", output_index=index, item=item)
@@ -152,6 +164,14 @@ class ResponsesExchange:
         known = {**self.history.thinking, **({len(self.history.messages): answer.thinking} if answer.thinking else {})}
         return ItemHistory([*self.history.messages, answer.message], known)
 
+    def _saying_first(self, place: Json) -> bytes:
+        (item,) = self._items(Answer(message=Message("assistant", "")))
+        added = self._added(0, {**item, "content": []})
+        return added + self._event("response.content_part.added", **place, part=item["content"][0])
+
+    def _added(self, index: int, item: Json) -> bytes:
+        return self._event("response.output_item.added", output_index=index, item={**item, "status": "in_progress"})
+
     def _items(self, answer: Answer) -> list[Json]:
         items: list[Json] = []
         if answer.thinking:
@@ -162,7 +182,7 @@ class ResponsesExchange:
             items.append(item)
         if answer.message.content or not answer.message.tool_calls:
             part = {"type": "output_text", "text": answer.message.content, "annotations": [], "logprobs": []}
-            message = {"id": new_id("msg"), "type": "message", "role": "assistant", "status": "completed", "content": [part]}
+            message = {"id": self._message_id, "type": "message", "role": "assistant", "status": "completed", "content": [part]}
             items.append(message)
         return items + [self._call(call) for call in answer.message.tool_calls]
 

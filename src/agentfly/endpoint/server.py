@@ -155,7 +155,8 @@ class EndpointServer:
     async def _answer(
         self, answerer: Answerer, owner: bytes, path: str, headers: Mapping[str, str], body: bytes, receive: Receive, send: Send
     ) -> None:
-        exchange = self._read(path, headers, body, owner)
+        text = _Text()
+        exchange = self._read(path, headers, body, owner, text)
         if self._in_flight[owner] >= self._max_in_flight:
             raise Refused(429, f"{self._max_in_flight} requests of this key are being answered: wait for one of them")
         counts = path.endswith("/count_tokens")
@@ -166,11 +167,9 @@ class EndpointServer:
         self._in_flight[owner] += 1
         self._working.add(working)
         try:
-            begun = exchange.streams and not counts and not await self._wait(working, leaving, self._alive_s)
-            if begun:
-                await self._keep_open(exchange, working, leaving, send)
-            elif not working.done():
-                await self._wait(working, leaving)
+            begun = exchange.streams and not counts and await self._stream(exchange, working, leaving, text, send)
+            if not exchange.streams or counts:
+                await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
                 return  # the client has gone
             try:
@@ -200,19 +199,24 @@ class EndpointServer:
                 working.cancel()
                 await asyncio.wait((working,))
 
-    async def _wait(self, working: asyncio.Future[Any], leaving: asyncio.Future[None], timeout_s: float | None = None) -> bool:
-        """Wait for the answer. Returns False if there is none after `timeout_s` and the client is still there."""
-        done, _ = await asyncio.wait((working, leaving), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        return bool(done)
-
-    async def _keep_open(
-        self, exchange: Exchange, working: asyncio.Future[Any], leaving: asyncio.Future[None], send: Send
-    ) -> None:
-        """Begin a stream whose answer takes long, and send an event now and then until the answer is there."""
-        await _send_stream_head(send)
-        await _send_more(send, exchange.opening(self.model) + exchange.quiet)
-        while not await self._wait(working, leaving, self._alive_s):
-            await _send_more(send, exchange.quiet)
+    async def _stream(
+        self, exchange: Exchange, working: asyncio.Future[Any], leaving: asyncio.Future[None], text: _Text, send: Send
+    ) -> bool:
+        """Wait for an answer, and send what has been said of it, or an event in silence. Returns whether the stream began."""
+        begun = False
+        while True:
+            hearing = asyncio.ensure_future(text.wait())
+            waiting = (working, leaving, hearing)
+            done, _ = await asyncio.wait(waiting, timeout=self._alive_s, return_when=asyncio.FIRST_COMPLETED)
+            hearing.cancel()
+            if working.done() or leaving.done():
+                return begun
+            opening = b""
+            if not begun:
+                await _send_stream_head(send)
+                opening = exchange.opening(self.model)
+            begun = True
+            await _send_more(send, opening + (exchange.saying(text.take(), self.model) if done else exchange.quiet))
 
     async def _reply(self, answerer: Answerer, exchange: Exchange, owner: bytes, size: int) -> Answer:
         answer = await answerer.answer(exchange.call)
@@ -223,12 +227,13 @@ class EndpointServer:
                 self._stored_bytes -= self._stored.popitem(last=False)[1][1]
         return answer
 
-    def _read(self, path: str, headers: Mapping[str, str], body: bytes, owner: bytes) -> Exchange:
+    def _read(self, path: str, headers: Mapping[str, str], body: bytes, owner: bytes, text: _Text) -> Exchange:
         made = read_body(body)
         marks: RequestMarks = {
             "digest": hashlib.sha256(body).hexdigest(),
             "is_retry": headers.get("x-stainless-retry-count", "0") not in ("0", ""),
             "agent": next((headers.get(name, "")[:128] for mark, name in _AGENT_MARKS if mark in headers), ""),
+            "on_text": text.hear if made.get("stream") is True else None,
         }
         if path == "/v1/chat/completions":
             return chat.ChatExchange(made, **marks)
@@ -253,6 +258,28 @@ class EndpointServer:
         # Some clients repeat a request after any 401 but this one.
         more = [(b"x-should-retry", b"false")] if closed else []
         await _send_json(send, status, _error_body(dialect, status, refused.sentence), more)
+
+
+class _Text:
+    """The text of an answer that has been said and not yet been sent."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._heard = asyncio.Event()
+
+    def hear(self, piece: str) -> None:
+        if piece:
+            self._pieces.append(piece)
+            self._heard.set()
+
+    async def wait(self) -> None:
+        await self._heard.wait()
+
+    def take(self) -> str:
+        text = "".join(self._pieces)
+        self._pieces.clear()
+        self._heard.clear()
+        return text
 
 
 def _result(working: asyncio.Future[Any]) -> Any:

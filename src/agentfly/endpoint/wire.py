@@ -10,7 +10,7 @@ import logging
 import math
 import secrets
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, Protocol, TypedDict
 
@@ -49,6 +49,7 @@ class RequestMarks(TypedDict, total=False):
     digest: str
     is_retry: bool
     agent: str
+    on_text: Callable[[str], None] | None
 
 
 class Exchange(Protocol):
@@ -66,8 +67,11 @@ class Exchange(Protocol):
     def opening(self, model: str) -> bytes:
         """The events with which a stream begins before its answer is known."""
 
+    def saying(self, text: str, model: str) -> bytes:
+        """The events of a piece of the answer's text, after `opening`."""
+
     def events(self, answer: Answer, model: str) -> Iterator[bytes]:
-        """The events of the answer, after `opening`."""
+        """The events of the answer, or of what `saying` has not said of it."""
 
     def failure(self, status: int, sentence: str) -> bytes:
         """The event with which a stream ends that has begun already."""

@@ -368,14 +368,14 @@ class _Examination:
                 observation = await subject.reset(task)
                 if await self.read_score(subject, task) is None:
                     raise Skipped("give `score`")
-                await self.unpaid(subject, task, "straight after reset")
+                await self.unpaid(subject, task, "straight after reset", above=0.0)
                 for _ in range(10):
                     await subject.reset(task)
-                await self.unpaid(subject, task, "after ten resets")
+                await self.unpaid(subject, task, "after ten resets", above=0.0)
                 if self.solver is not None:
                     await subject.play(self.solver, task)
                     observation = await subject.reset(task)
-                    await self.unpaid(subject, task, "after a solved episode and a reset")
+                    await self.unpaid(subject, task, "after a solved episode and a reset", above=0.0)
                 if self.play.actions is not None:
                     await self.blanks(subject, task, observation)
         return None if self.play.actions is not None else "without empty actions; give `actions`"
@@ -393,8 +393,10 @@ class _Examination:
             await self.unpaid(subject, task, f"after an empty {method}")
             await subject.reset(task)
 
-    async def unpaid(self, subject: Subject, task: Task, when: str) -> None:
-        if (value := await self.read_score(subject, task)) is not None and value >= self.full:
+    async def unpaid(self, subject: Subject, task: Task, when: str, above: float | None = None) -> None:
+        """Raises Failed if the score is full or, with `above`, above it."""
+        value = await self.read_score(subject, task)
+        if value is not None and (value >= self.full or (above is not None and value > above + 1e-9)):
             raise Failed(f"task {task.id}: {when} the score is {value:g} without any action")
 
     async def no_growth(self) -> None:

@@ -163,7 +163,8 @@ def _facts(row: TrajectoryRow, trajectory: Trajectory, success_at: float) -> Cha
         total=trajectory.total_reward,
         num_tokens=trajectory.num_sampled,
         versions=Counter(version for turn in trajectory.turns for version in turn.completion.versions),
-        prompt=hash(tuple(trajectory.turns[0].context_ids)) if trajectory.turns else None,
+        # Code of its own, whose chains have a final row, may write another prompt for each sibling.
+        prompt=hash(tuple(trajectory.turns[0].context_ids)) if trajectory.turns and trajectory.final_row is None else None,
         drawn=draw_of(row.id),
     )
 

@@ -222,8 +222,7 @@ class PolicyLearner:
         self._budget.tokens = self._group.least(self._budget.tokens)
         factor = self.optim.lr_factor(self._updates)
         totals = Totals()
-        metrics = {"train/lr": self._lr * factor, **experience.metrics()}
-        steps = 0
+        metrics, steps = {"train/lr": self._lr * factor, **experience.metrics()}, 0
         if experience.num_chains:
             metrics["train/zero_advantage_groups"] = float(self._give_credit(experience, totals))
             self._optimizer.set_lr(factor)
@@ -247,6 +246,7 @@ class PolicyLearner:
             metrics["train/adam_steps"] = float(counted)
         metrics |= totals.summed(self._group).means()
         self._control.follow(metrics, self._updates)
+        self._modules.check_renewed(self.loss, self._updates)
         experience.share_notes(self._group)
         self._half_updated = False
         return metrics
@@ -401,10 +401,10 @@ class PolicyLearner:
         """Returns the log-probs of a reply under the current weights, at the learner's temperature."""
         return self.examine([row_of([(prompt_ids, token_ids, [0.0] * len(token_ids))])]).logprobs[0]
 
-    def examine(self, samples: Sequence[Sample], drawn: int = 0) -> TokenFit:
+    def examine(self, samples: Sequence[Sample], drawn: int = 0, numbers: Sequence[float] = ()) -> TokenFit:
         """Returns those of the sampled tokens of several rows, and how the tokens of the last `drawn` rows fit."""
         with launching_on(self.device):
-            return self._scoring.examine(samples, drawn)
+            return self._scoring.examine(samples, drawn, numbers)
 
     def weights(self) -> Iterator[list[tuple[str, Tensor]]]:
         """Yield the weights in buckets of at most 1 GiB, as full tensors under the names of the state dict, adapters merged.

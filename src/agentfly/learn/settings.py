@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from .. import plugins
-from ..errors import ConfigError
+from ..errors import AgentFlyError, ConfigError
 from ..schema import check_fields, setting
 
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum"]
@@ -164,6 +164,7 @@ class LossSettings:
         return self.kl_kind or ("k3" if self.kl_in == "loss" else "k1")
 
 
+SCHEDULES = ("constant", "linear", "cosine", "wsd")
 ADAMW = "adamw"
 MOMENT_BYTES = {ADAMW: 8.0, "adamw_bf16": 4.0, "adamw_8bit": 2.0 + 8.0 / 256, "muon": 8.0}
 """Bytes of the moments of a weight, by the name of the optimizer; of Muon's matrices half."""
@@ -197,10 +198,11 @@ class OptimSettings:
     weight_decay: float = setting(0.0, "AdamW's weight decay, on matrices only (not on norms and biases).", low=0)
     max_grad_norm: float = setting(1.0, "Gradients with a larger norm are scaled down to it.", above=0)
     warmup_steps: int = setting(0, "Steps over which the learning rate rises from 0.", low=0)
-    schedule: Literal["constant", "linear", "cosine", "wsd"] = setting(
+    schedule: str | Callable[[int, int | None], float] = setting(
         "constant",
-        "The learning rate after warm-up: constant, falling to lr_floor over the run (linear, cosine), or constant until it "
-        "falls in the last decay_steps along a line (wsd, arXiv:2404.06395).",
+        "The learning rate after warm-up: constant, falling to lr_floor over the run (linear, cosine), constant until it "
+        "falls in the last decay_steps along a line (wsd, arXiv:2404.06395), or your own: file.py:NAME or module:NAME of a "
+        "function from the step, counted from 0, and total_steps to the factor on lr, in Python also the function.",
     )
     lr_floor: float = setting(0.0, "Share of the learning rate that linear, cosine and wsd fall to.", low=0, below=1)
     decay_steps: int | None = setting(None, "Steps of the fall of wsd; unset: a tenth of total_steps.", low=1)
@@ -246,13 +248,18 @@ class OptimSettings:
             raise ConfigError(f"train.optimizer must be a name or a function, not {self.optimizer!r}")
         if isinstance(self.optimizer, str) and ":" not in self.optimizer and self.optimizer not in plugins.names("optimizers"):
             plugins.resolve("optimizers", self.optimizer)  # raises, with the nearest names
-        if self.schedule != "constant" and self.total_steps is not None and self.total_steps <= self.warmup_steps:
+        if not callable(self.schedule) and self.schedule not in SCHEDULES and ":" not in str(self.schedule):
+            raise ConfigError(
+                f"train.schedule must be {', '.join(map(repr, SCHEDULES))} or file.py:NAME of a function, not {self.schedule!r}"
+            )
+        if self.schedule in SCHEDULES[1:] and self.total_steps is not None and self.total_steps <= self.warmup_steps:
             raise ConfigError(
                 f"train.total_steps ({self.total_steps}) must be greater than train.warmup_steps ({self.warmup_steps}) "
                 f"for a {self.schedule} schedule"
             )
-        if self.lr_floor and self.schedule == "constant":
-            raise ConfigError("train.lr_floor has no effect on a constant learning rate: set train.schedule, or remove it")
+        if self.lr_floor and self.schedule not in SCHEDULES[1:]:
+            what = "a constant learning rate" if self.schedule == "constant" else "a schedule of your own"
+            raise ConfigError(f"train.lr_floor has no effect on {what}: set train.schedule to a falling one, or remove it")
         if self.decay_steps is not None and self.schedule != "wsd":
             raise ConfigError('train.decay_steps has no effect without train.schedule = "wsd": set that, or remove it')
 
@@ -260,6 +267,15 @@ class OptimSettings:
     def optimizer_name(self) -> str:
         """The optimizer as a checkpoint names it."""
         return self.optimizer if isinstance(self.optimizer, str) else plugins.reference_of(self.optimizer)
+
+    @property
+    def schedule_name(self) -> str:
+        """The schedule as a run's record names it."""
+        return self.schedule if isinstance(self.schedule, str) else plugins.reference_of(self.schedule)
+
+    def named(self) -> OptimSettings:
+        """Returns the settings with the names of what is a user's own, as a run's record holds them."""
+        return replace(self, optimizer=self.optimizer_name, schedule=self.schedule_name)
 
     def moment_bytes(self, matrix: bool) -> float:
         """Returns the bytes of the moments of a weight; those of a user's own optimizer count as AdamW's."""
@@ -287,6 +303,8 @@ class OptimSettings:
             return (step + 1) / self.warmup_steps
         if self.schedule == "constant":
             return 1.0
+        if self.schedule not in SCHEDULES:
+            return self._own_factor(step)
         if self.total_steps is None:
             raise ConfigError(f"a {self.schedule} schedule needs its end: set train.total_steps")
         length = max(1, self.total_steps - self.warmup_steps)
@@ -295,6 +313,19 @@ class OptimSettings:
         done = min(1.0, max(0.0, (step - (self.total_steps - length)) / length))
         left = 0.5 * (1.0 + math.cos(math.pi * done)) if self.schedule == "cosine" else 1.0 - done
         return self.lr_floor + (1.0 - self.lr_floor) * left
+
+    def _own_factor(self, step: int) -> float:
+        name = self.schedule_name
+        try:
+            function = plugins.resolve("schedules", self.schedule) if isinstance(self.schedule, str) else self.schedule
+            factor = function(step, self.total_steps)
+        except AgentFlyError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"train.schedule = {name!r} raised {type(error).__name__}: {error}") from error
+        if not isinstance(factor, int | float) or not 0.0 <= factor < math.inf:
+            raise ConfigError(f"train.schedule = {name!r} must give a number of at least 0 for step {step}, not {factor!r}")
+        return float(factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

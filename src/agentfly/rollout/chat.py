@@ -41,6 +41,8 @@ class ChatSession:
     """
 
     def __init__(self, agent: RunnableAgent, plan: Plan, task: Task | None) -> None:
+        if agent.player is not None:
+            raise ConfigError(f"{type(agent).__name__} has a loop of its own, which cannot be talked to: run it on tasks")
         self.agent = agent
         self.scorable = task is not None and agent.reward is not None
         self.differences: list[str] = []
@@ -64,8 +66,6 @@ class ChatSession:
         cls, agent: RunnableAgent, *, task: Task | None = None, sampling: Sampling | Mapping[str, Any] | None = None
     ) -> ChatSession:
         """Start a conversation about a task of the data set, or about anything. Opens the model and an environment."""
-        if agent.player is not None:
-            raise ConfigError(f"{type(agent).__name__} has a loop of its own, which cannot be talked to: run it on tasks")
         session = cls(agent, make_plan(agent, sampling=sampling), task)
         await session._enter()
         return session

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -27,8 +27,10 @@ PROOF = 23.0
 """Evidence that proves another sampler: a sound run shows so much with a probability of e^-23, 1e-10, per step."""
 EVERY, MOST_TOKENS = 31, 512
 """Of one chain in `EVERY`, the first tokens test the sampler: a forward pass of so few takes a hundredth of an update."""
-EARLY, EARLY_TOKENS = 3, 4096
-"""Before so many updates, chains with so many tokens in all test it: a sampler that is wrong is mostly wrong from the start."""
+EARLY, EARLY_TOKENS = 12, 1024
+"""Before so many updates, chains with so many tokens in all test it: a sampler that is wrong is mostly wrong from the start.
+Where draws with known numbers test it, such chains are not needed.
+"""
 PROMPT_TOKENS, REPLY_TOKENS = 24, 5
 """Tokens of a probe. Each token of the replies is a pass of the engine: several short replies cost less than a long one."""
 CHAINS_PER_PROBE, MIN_PROBES, MAX_PROBES = 32, 4, 8
@@ -37,6 +39,12 @@ SAME_SEEDS = 8
 """Versions that are asked for with the same seeds."""
 ALL_UNTIL = 8
 """So many versions are all asked for. Of the later ones two of four are, which halves the cost of the probes."""
+DRAWS, DRAW_PROMPT, DRAW_SEED = 4, 4, 40_031
+"""Replies with known uniform numbers, the tokens of their prompt, and their first seed; later ones follow. After so short a
+prompt a model is unsure of the next token, so that a quarter of the tokens are others at 0.9 times the temperature.
+"""
+MOST_ASTRAY = 2
+"""Tokens of a run that may not be those at their numbers. A sound run in float32 has none."""
 PROBE_S = 60.0
 """Seconds that a step waits for the replies."""
 
@@ -136,9 +144,12 @@ class Freshness:
         return score > -self.SIGMAS * math.sqrt(variance) and self.score > -self.SIGMAS * math.sqrt(self.variance)
 
 
-def sampler_rows(chains: Iterable[Trajectory], updates: int) -> list[Sample]:
-    """Openings of the chains that test the sampler. Names choose them: chosen by reward, their tokens are no fair sample."""
-    room, rows = EARLY_TOKENS if updates < EARLY else 0, []
+def sampler_rows(chains: Iterable[Trajectory], room: int) -> list[Sample]:
+    """Openings of the chains that test the sampler: of few, and of more until they have `room` tokens.
+
+    Names choose them: chosen by reward, their tokens are no fair sample.
+    """
+    rows: list[Sample] = []
     for number, chain in sorted(((zlib.crc32(chain.id.encode()), chain) for chain in chains), key=itemgetter(0)):
         if (room > 0 or number % EVERY == 0) and (row := opening_row(chain, MOST_TOKENS)) is not None:
             rows.append(row)
@@ -153,10 +164,12 @@ class Drawn:
     It is the logarithm of a likelihood ratio, added up over steps and never below 0: a fault that begins late is found as soon
     as one from the start. Under the learner's distribution each ratio has the mean 1, so evidence above x has a probability
     below e^-x for each step at which it may have begun, whatever the number of tokens and the shape of the distribution.
+    `astray` counts the tokens that are not those at their numbers.
     """
 
     value: float = 0.0
     sampler: str = ""
+    astray: int = 0
     ratios: dict[str, float] = field(default_factory=dict)
     ids: dict[float, Any] = field(default_factory=dict)
 
@@ -165,6 +178,7 @@ class Drawn:
 
         `rounding` is the sum of the squared differences of sampled and recomputed log-probs: so much may be due to it.
         """
+        self.astray += fit.astray
         for name, ratio in fit.ratios.items():
             self.ratios[name] = max(0.0, self.ratios.get(name, 0.0) + ratio - rounding)
         name = max(self.ratios, key=self.ratios.__getitem__)
@@ -174,7 +188,7 @@ class Drawn:
             value = float(grown.max()) - math.log(len(fit.ids) * len(grown))
             if value > self.value:
                 self.value, self.sampler = value, f"{often:g} times as many tokens of id {int(grown.argmax())}"
-        return self.value <= PROOF
+        return self.value <= PROOF and self.astray <= MOST_ASTRAY
 
 
 class EngineProbe:
@@ -183,12 +197,21 @@ class EngineProbe:
     The seeds are the same for `SAME_SEEDS` updates, so the replies of two versions begin alike. For the tokens that they have
     in common the log-probs under both versions are known: `Freshness` tells which of them the engine sampled with. The requests
     take the path of all chains. With new seeds, the replies are `independent` of all that were asked for before.
+
+    With `uniforms` (see `SeededEngine`) it asks also for draws: short replies, each with another seed, that tell the sampler.
     """
 
-    def __init__(self, prompt_ids: Sequence[int], sampling: Sampling, num_chains: int = 1) -> None:
+    def __init__(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        num_chains: int = 1,
+        uniforms: Callable[[int, int], Sequence[float]] | None = None,
+    ) -> None:
         self.prompt_ids = list(prompt_ids[1 : 1 + PROMPT_TOKENS]) or [0]  # shares no cached beginning with a chain
         self.sampling = replace(sampling, max_tokens=REPLY_TOKENS, stop=(), stop_ids=())
         self.num_replies = max(MIN_PROBES, min(MAX_PROBES, num_chains // CHAINS_PER_PROBE))
+        self.uniforms = uniforms
         self.version: int | None = None
         self._versions = self._asks = 0
         self._asked: asyncio.Task[list[Completion]] | None = None
@@ -207,16 +230,28 @@ class EngineProbe:
         self._asked = asyncio.create_task(self._ask(engine, version))
 
     async def _ask(self, engine: TrainableEngine, version: int) -> list[Completion]:
-        names = [f"probe-{version}-{number}" for number in range(self.num_replies)]
         first = 20_011 + (self._asks - 1) // SAME_SEEDS * MAX_PROBES
+        asked = [(self.prompt_ids, first + number) for number in range(self.num_replies)]
+        asked += [(self.prompt_ids[:DRAW_PROMPT], seed) for seed in self._draw_seeds]
+        names = [f"probe-{version}-{number}" for number in range(len(asked))]
         try:
             return await asyncio.gather(*(
-                engine.generate(Request(list(self.prompt_ids), replace(self.sampling, seed=first + number), session=name))
-                for number, name in enumerate(names)
+                engine.generate(Request(list(ids), replace(self.sampling, seed=seed), session=name))
+                for name, (ids, seed) in zip(names, asked, strict=True)
             ))  # fmt: skip
         finally:
             for name in names:
                 engine.release(name)
+
+    @property
+    def _draw_seeds(self) -> list[int]:
+        first = DRAW_SEED + DRAWS * self._asks
+        return [] if self.uniforms is None else list(range(first, first + DRAWS))
+
+    def draws(self, replies: Sequence[Completion]) -> list[tuple[Completion, Sequence[float]]]:
+        """Returns the draws among the replies, each with the uniform numbers of its tokens."""
+        drawn = zip(replies[self.num_replies :], self._draw_seeds, strict=True) if replies else ()
+        return [(reply, self.uniforms(seed, len(reply.token_ids))) for reply, seed in drawn if self.uniforms is not None]
 
     @property
     def independent(self) -> bool:

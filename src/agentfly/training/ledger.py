@@ -25,7 +25,11 @@ from ..protocols import Learner, ReplicatedEngine, TrainableEngine
 from ..types import Completion, Outcome, Sample, TokenFit, Trajectory
 from .evidence import (
     COPY,
+    DRAW_PROMPT,
+    EARLY,
+    EARLY_TOKENS,
     FULL,
+    MOST_ASTRAY,
     PROOF,
     Drawn,
     EngineProbe,
@@ -186,14 +190,16 @@ class Ledger:
         The learner's weights must be those that were published when the probe was asked. Where chains are older than the
         weights, only the probe tests the sampler.
         """
-        replies = [reply for reply in replies if reply.token_ids and set(reply.versions) == {learner.version}]
+        drawn = [(reply, numbers) for reply, numbers in probe.draws(replies) if _is_new(reply, learner.version)]
+        replies = [reply for reply in replies[: probe.num_replies] if _is_new(reply, learner.version)]
         chains = [] if self.max_lag != 0 or self.truncates else [chain for group in groups for chain in group]
         rows = [row_of([(probe.prompt_ids, reply.token_ids, reply.logprobs)]) for reply in replies]
-        rows += sampler_rows(chains, learner.version)
+        rows += sampler_rows(chains, EARLY_TOKENS if learner.version < EARLY and probe.uniforms is None else 0)
+        rows += [row_of([(probe.prompt_ids[:DRAW_PROMPT], reply.token_ids, reply.logprobs)]) for reply, _ in drawn]
         if not rows:
             return {}
         num_drawn = 0 if self.truncates else len(rows) - (0 if probe.independent else len(replies))
-        fit = learner.examine(rows, num_drawn)
+        fit = learner.examine(rows, num_drawn, [number for _, numbers in drawn for number in numbers])
         metrics = self._check_drawn(fit, rows[len(rows) - num_drawn :]) if num_drawn else {}
         if not replies:
             return metrics
@@ -224,6 +230,12 @@ class Ledger:
         own = [value for scores in fit.logprobs[len(fit.logprobs) - len(rows) :] for value in scores]
         fits = self.drawn.add(fit, sum((a - b) ** 2 for a, b in zip(sampled, own, strict=True)))
         if not self._note("whole_distribution", fits, self.drawn.value, PROOF):
+            if self.drawn.astray > MOST_ASTRAY:
+                raise InvariantError(
+                    f"{self.drawn.astray} tokens are not those at which the learner's distribution arrives with the random "
+                    f"numbers of their seeds: the engine draws from another distribution than the one whose log-probs it "
+                    f"records. The weights were not changed"
+                )
             raise InvariantError(
                 f"the tokens of the run fit a sampler with {self.drawn.sampler} better than the learner's distribution (by "
                 f"{self.drawn.value:.0f} nats, limit {PROOF:g}): the engine draws from another distribution than the one whose "
@@ -299,6 +311,10 @@ def _examine_versions(trajectory: Trajectory, version: int, max_lag: int | None)
     allowed = f" and rollout.max_lag is {max_lag}" if max_lag else ""
     sentence = f"chain {trajectory.id} holds tokens of version {wrong}, but the weights are at {version}{allowed}"
     return version - oldest, sentence
+
+
+def _is_new(reply: Completion, version: int) -> bool:
+    return bool(reply.token_ids) and set(reply.versions) == {version}
 
 
 def _failed(trajectory: Trajectory) -> bool:

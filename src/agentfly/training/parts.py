@@ -18,7 +18,7 @@ from ..agents.base import BaseAgent
 from ..build import adapt_model, build_hint, build_learner, build_plan
 from ..config import Config
 from ..config.sections import SELF
-from ..protocols import Learner, ReplicatedEngine, TrainableEngine
+from ..protocols import Learner, ReplicatedEngine, SeededEngine, TrainableEngine
 from ..rollout import Plan, check_prompts, open_task
 from ..runs import Recorder, RunDirectory, RunStore, StoreWriter
 from ..types import Task
@@ -28,7 +28,7 @@ from .breakdown import Breakdown
 from .cluster.env_servers import open_served_environments
 from .demonstrations import self_made
 from .draws import TaskDraws
-from .evidence import EngineProbe, format_of
+from .evidence import FULL, EngineProbe, format_of
 from .idle import without_effect
 from .ledger import Ledger
 from .ranks.roles import lead_ranks
@@ -119,12 +119,17 @@ def open_parts(
     check_prompts(plan, validation)
     prompt_ids = open_task(plan, train[0]).prompt_ids if train else [0]
     sharing = rollout.num_tasks * rollout.num_chains if engine.shares_weights else 1  # a copy has its own proof
+    bounds = format_of(in_full=computes_in_full(engine.model), exact=engine.shares_weights)
     ledger = Ledger(
         max_logprob_gap=config.train.max_logprob_gap, max_failed_share=config.train.max_failed_share,
-        bounds=format_of(in_full=computes_in_full(engine.model), exact=engine.shares_weights), copied=ranks is not None,
+        bounds=bounds, copied=ranks is not None,
         truncates=not sampling.temperature or sampling.top_p < 1.0 or sampling.top_k > 0 or sampling.min_p > 0.0,
         max_lag=rollout.max_lag if rollout.at_limit == "wait" else None,
     )  # fmt: skip
+    # In half precision the cumulative distributions of engine and learner differ by rounding.
+    exactly = bounds is FULL and not ledger.truncates
+    uniforms = engine.uniforms if exactly and isinstance(engine, SeededEngine) else None
+    probe = EngineProbe(prompt_ids, sampling, sharing, uniforms)
     name, names = directory.path.name, config.run.trackers
     observe.add(Recorder(writer))
     observe.add(RunWarnings(observe, ledger.max_logprob_gap))
@@ -137,7 +142,7 @@ def open_parts(
     gpus = 0 if engine.model.device.type == "cpu" else num_gpus(ranked)
     return RunParts(
         config=config, agent=agent, directory=directory, observe=observe, engine=engine, learner=learner, plan=plan,
-        draws=draws, validation_tasks=validation, ledger=ledger, probe=EngineProbe(prompt_ids, sampling, sharing),
+        draws=draws, validation_tasks=validation, ledger=ledger, probe=probe,
         breakdown=breakdown, writer=writer, saver=saver, opening=opening, exact=exact,
         spending=Spending(config, gpus, writer.store.meta(), began),
     )  # fmt: skip

@@ -182,7 +182,7 @@ def describe_run(parts: RunParts, step: int) -> dict[str, Any]:
     lr = config.train.lr_of(sum(each.numel() for each in parts.learner.model.parameters()), config.lora.rank > 0)
     rules = {
         "from": step + 1, "algorithm": reference_of(config.algorithm), "loss": asdict(algorithm.complete(config.loss)),
-        "optim": asdict(replace(train, lr=lr, optimizer=train.optimizer_name, total_steps=train.total_steps or train.steps)),
+        "optim": asdict(replace(train.named(), lr=lr, total_steps=train.total_steps or train.steps)),
         "seed": config.seed, "window": config.rollout.max_lag, "exact": parts.exact,
         "recomputes": config.rollout.at_update != "keep", "full": parts.ledger.bounds is not HALF,
         "shares": parts.engine.shares_weights, "truncates": parts.ledger.truncates, "reward": repr(parts.agent.reward),

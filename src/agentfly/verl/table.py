@@ -258,12 +258,12 @@ def grad_norm(value: float, job: Job) -> Mapping[str, Any]:
     return options
 
 
-def schedule(value: str, job: Job) -> Mapping[str, Any]:
+def schedule(value: object, job: Job) -> Mapping[str, Any]:
     warmup = job.config.train.warmup_steps
     options = optimizer("lr_warmup_steps", warmup or -1, job)
     if job.algorithm.needs_critic:
         options["critic.optim.lr_warmup_steps"] = -1  # as here, only the policy's rate warms up
-    if value == "wsd":
+    if value not in ("constant", "linear", "cosine"):
         raise Refusal('verl has no such schedule: set train.schedule = "cosine"')
     if job.megatron:
         return options | optimizer("lr_decay_style", value, job)

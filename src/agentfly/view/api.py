@@ -38,8 +38,9 @@ that is not finite is null. Times are Unix seconds. `?` marks what may be null.
         MESSAGE      {role, content, name?, tool_calls: [CALL], images: int}
         CALL         {name, arguments: {...}, id, error?}
         TURN         {turn, message?: index of its reply in messages, text, stop: "stop" "length", calls: [CALL],
-                      results: [{observation, reward?, done, error?, image: bool}], reward, state, restarts, num_context,
-                      num_tokens, versions?: [first, last], logprob?: sum, began_s, generate_s, tools_s, calls_s: [number]}
+                      results: [{observation, reward?, done, error?, image: bool}], reward, state, restarts,
+                      why: its row began, num_context, num_tokens, versions?: [first, last], logprob?: sum, began_s,
+                      generate_s, tools_s, calls_s: [number]}
     /api/runs/N/chain/ID/tokens   {note?: why there are no pieces, tokenizer: where it is from, num_tokens: sampled,
                                    series: [names of the lists below], rows: [TOKENS]}
         TOKENS       one per training row: {turns: [{turn, start, sampled, end}], ids: [int], mask: [0|1], pieces?: [str],

@@ -82,7 +82,7 @@ def show_trajectory(
                 if count in (None, size) or untrained is not None
                 else f"{count} of {size} tokens trained"
             )
-            head += [f"turn {number_of_turn + 1}", part]
+            head += [f"turn {number_of_turn + 1}", part, *([f"new row: {turn.why}"] if turn.why not in ("", "first") else [])]
             head += [f"turn reward {number(turn.reward, 3)}"] if turn.reward else []
             gutter = f"{mark} " if count != 0 or untrained is not None else f"{hollow} "
         _print(console, Text(clean(f" {dot} ".join(head), plain), style=f"{style} bold"))

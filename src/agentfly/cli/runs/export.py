@@ -25,6 +25,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from ...errors import ConfigError
 from ...plugins import missing_extra
+from ...rows import is_one_conversation
 from ...runs.trained import best_and_worst, by_task, every_row, success_of, why_none_is_good
 from .filters import add_filters, has_filters, make_filter
 
@@ -213,7 +214,7 @@ def sft_rows(reader: RunReader, chosen: ChainFilter, best: int | None = None) ->
         rows = (row for each in by_task(reader, chosen) for row in each[:best])
     for row in rows:
         trajectory = reader.trajectory(row.id)
-        if row.score is None or not trajectory.turns or _has_images(trajectory):
+        if row.score is None or not trajectory.turns or _cannot_be_shown(trajectory):
             continue
         prompt, rest = conversation(trajectory)
         yield {"messages": [*prompt, *rest], "id": row.id, "task_id": row.task_id, "step": row.step, "reward": row.score}
@@ -224,7 +225,7 @@ def dpo_rows(reader: RunReader, chosen: ChainFilter, min_gap: float = 0.0) -> It
     for high, low in best_and_worst(reader, chosen, min_gap):
         good, bad = reader.trajectory(high.id), reader.trajectory(low.id)
         (prompt, better), (other, worse) = conversation(good), conversation(bad)
-        if prompt != other or _has_images(good) or _has_images(bad):
+        if prompt != other or _cannot_be_shown(good) or _cannot_be_shown(bad):
             continue
         yield {
             "prompt": prompt,
@@ -267,5 +268,6 @@ def as_dict(message: Message, calls: Any) -> dict[str, Any]:
     return fields
 
 
-def _has_images(trajectory: Trajectory) -> bool:
-    return any(message.images for message in trajectory.messages)
+def _cannot_be_shown(trajectory: Trajectory) -> bool:
+    """Whether its messages are not what its replies followed: its history was rewritten, or images are not stored."""
+    return not is_one_conversation(trajectory) or any(message.images for message in trajectory.messages)

@@ -42,7 +42,7 @@ from .page_allocator import PAGE_SIZE, PageAllocator
 from .paged_attention import KVPools
 from .paged_scheduler import PagedScheduler
 from .replica import addresses, check_paged_replica, check_replica, make_replica, same_tensors
-from .scheduler import BatchScheduler, SequenceState
+from .scheduler import BatchScheduler, SequenceState, uniforms_of
 from .slot_allocator import SlotAllocator
 from .slot_attention import SlotCache
 from .slot_scheduler import SlotScheduler
@@ -71,13 +71,13 @@ class LocalEngine:
 
     reads: Literal["ids", "messages"] = "ids"
     at_update = AtUpdate("recompute", "keep", "finish")
+    uniforms = staticmethod(uniforms_of)
 
     def __init__(
         self, model: Any, tokenizer: Any, options: LocalOptions | None = None, *, version: int = 0, **fields: Any
     ) -> None:
         options = LocalOptions(**fields) if options is None else replace(options, **fields)
-        self.model = model
-        self.tokenizer = tokenizer
+        self.model, self.tokenizer = model, tokenizer
         self.shares_weights = True
         self.version = version
         self.renderer: Renderer | None = None  # set by `open_engine`

@@ -45,6 +45,12 @@ def uniform_numbers(generators: Sequence[Random], count: int) -> Numbers:
     return ((words[..., 0] >> 5) * 2.0**26 + (words[..., 1] >> 6)) * 2.0**-53
 
 
+def uniforms_of(seed: int, count: int) -> list[float]:
+    """The uniform numbers of the first draws of a reply with this seed."""
+    numbers: list[float] = uniform_numbers([Random(seed)], count)[0].tolist()
+    return numbers
+
+
 _NO_NUMBERS: Numbers = np.zeros(0)
 
 

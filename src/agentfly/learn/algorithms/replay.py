@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ... import plugins
 from ...rows import rows_of
 from ...types import Trajectory
 from ..batching import passes
@@ -94,11 +95,9 @@ def replay(rules: Rules, stored: Sequence[StoredChain], *, groups: int, chains: 
     """Compute one step again. `groups` and `chains` count those of the step, `version` is that of the weights before it."""
     result, made = Step(), [_arrays(each.trajectory, version, rules.recomputes) for each in stored]
     inside = [_inside(rules, each.trajectory, chain) for each, chain in zip(stored, made, strict=True)]
-    factor = rules.optim.lr_factor(step - 1)
     lags = np.concatenate([np.zeros(0), *(chain.lags[keep] for chain, keep in zip(made, inside, strict=True))])
     num_rows = sum(int(chain.rows.max()) + 1 for chain in made)
     result.metrics = {
-        "train/lr": rules.optim.lr_of(0, False) * factor,
         "train/samples": float(num_rows),
         "train/tokens": float(sum(len(chain.lags) for chain in made)),
         "train/splits": float(num_rows - len(made)),
@@ -108,6 +107,8 @@ def replay(rules: Rules, stored: Sequence[StoredChain], *, groups: int, chains: 
         "train/optimizer_steps": 0.0,
         "train/skipped": 1.0,
     }
+    if not rules.optim.schedule_name.startswith(plugins.OBJECT):  # a function of a notebook cannot be found again
+        result.metrics["train/lr"] = rules.optim.lr_of(0, False) * rules.optim.lr_factor(step - 1)
     if len(lags):
         result.metrics |= {"train/lag_mean": float(lags.mean()), "train/lag_max": float(lags.max())}
     if not made:

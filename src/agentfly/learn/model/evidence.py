@@ -30,6 +30,12 @@ RATIOS = [
 """The samplers that a run's sampler is compared with."""
 OFTEN = (0.1, 4.0)
 """And those that draw one id so many times as often."""
+UNKNOWN = -1.0
+"""In place of the uniform number of a token."""
+STRAY = 5e-3
+"""A token whose part of the cumulative distribution is further than this from its number was not drawn there. The limit of the
+mean |sampled - recomputed log-prob| in float32 lies below it.
+"""
 LEAK = 0.02
 """Share of a truncating sampler's draws that are from the whole distribution: otherwise one token outside disproves it."""
 
@@ -84,10 +90,11 @@ def same(before: list[Tensor], after: list[Tensor]) -> bool:
 
 
 @torch.no_grad()
-def fit(logits: Tensor, targets: Tensor) -> Tensor:
-    """Returns sums over tokens of log-likelihood ratios: of each of `RATIOS`, then for each of `OFTEN` that of every id.
+def fit(logits: Tensor, targets: Tensor, numbers: Tensor) -> Tensor:
+    """Returns sums over tokens: the log-likelihood ratios of `RATIOS`, a count, and for each of `OFTEN` the ratio of every id.
 
-    Under softmax(logits) every ratio has the mean 1, so that a large product of many proves another sampler.
+    Under softmax(logits) every ratio has the mean 1, so that a large product of many proves another sampler. The count is that
+    of the tokens at which inverting the cumulative distribution at their `numbers`, from 0 to 1, does not arrive.
     """
     logs = torch.log_softmax(logits.float(), -1)
     probs, own = logs.exp(), logs.gather(1, targets[:, None])
@@ -99,9 +106,12 @@ def fit(logits: Tensor, targets: Tensor) -> Tensor:
     above = probs.masked_fill(logs <= own, 0.0).sum(-1)
     equal = probs.masked_fill(logs != own, 0.0).sum(-1).clamp(min=1e-30)
     ratios += [_leaking(((share - above) / equal).clamp(0.0, 1.0) / share) for share in TOP_PS]
+    lower = torch.arange(logits.shape[1], device=logits.device) < targets[:, None]
+    begin = probs.masked_fill(~lower, 0.0).sum(-1)
+    astray = (torch.maximum(begin - numbers, numbers - begin - own[:, 0].exp()) > STRAY) & (numbers != UNKNOWN)
     seen = torch.bincount(targets, minlength=logits.shape[1])
     of_ids = [math.log(often) * seen - torch.log1p((often - 1.0) * probs).sum(0) for often in OFTEN]
-    return torch.cat([torch.stack(ratios).sum(1), *of_ids])
+    return torch.cat([torch.stack(ratios).sum(1), astray.sum()[None], *of_ids])
 
 
 def token_fit(logprobs: list[list[float]], found: Sequence[Tensor]) -> TokenFit:
@@ -109,8 +119,8 @@ def token_fit(logprobs: list[list[float]], found: Sequence[Tensor]) -> TokenFit:
     if not found:
         return TokenFit(logprobs, {}, {})
     whole = torch.stack(list(found)).double().sum(0).cpu()
-    of_ids = whole[len(RATIOS) :].reshape(len(OFTEN), -1).numpy()
-    return TokenFit(logprobs, dict(zip(RATIOS, whole.tolist(), strict=False)), dict(zip(OFTEN, of_ids, strict=True)))
+    of_ids = dict(zip(OFTEN, whole[len(RATIOS) + 1 :].reshape(len(OFTEN), -1).numpy(), strict=True))
+    return TokenFit(logprobs, dict(zip(RATIOS, whole.tolist(), strict=False)), of_ids, astray=int(whole[len(RATIOS)]))
 
 
 def _leaking(ratio: Tensor) -> Tensor:

@@ -118,9 +118,9 @@ class Scorer:
         *,
         entropy: EntropyMode = "none",
         keep_hidden: bool = False,
-        drawn: Tensor | None = None,
+        drawn: tuple[Tensor, Tensor] | None = None,
     ) -> Scores:
-        """`drawn` are the places in `batch.tokens` of those whose fit is wanted."""
+        """`drawn` are the places in `batch.tokens` of those whose fit is wanted, and the uniform numbers of these tokens."""
         if self.head is None:
             return self._by_forward(batch, entropy, keep_hidden, drawn)
         hidden = self.head.backbone(batch)
@@ -133,13 +133,13 @@ class Scorer:
                 scores, fit=self._fit(lambda places: logits(hidden[places]), _vocabulary(self.head.linear), batch, drawn)
             )
 
-    def _fit(self, logits: Callable[[Tensor], Tensor], width: int, batch: MicroBatch, drawn: Tensor) -> Tensor:
+    def _fit(self, logits: Callable[[Tensor], Tensor], width: int, batch: MicroBatch, drawn: tuple[Tensor, Tensor]) -> Tensor:
         """The fit of the tokens at these places, some at a time. `width` is the size of the vocabulary."""
-        sums = torch.zeros(len(RATIOS) + len(OFTEN) * width, device=drawn.device)
+        sums = torch.zeros(len(RATIOS) + 1 + len(OFTEN) * width, device=drawn[0].device)
         chunk = max(1, MAX_LOGITS // (8 * width))
-        for start in range(0, len(drawn), chunk):
-            places = drawn[start : start + chunk]
-            sums += fit(logits(places) / self.temperature, batch.targets[places])
+        for start in range(0, len(drawn[0]), chunk):
+            places, numbers = (part[start : start + chunk] for part in drawn)
+            sums += fit(logits(places) / self.temperature, batch.targets[places], numbers)
         return sums
 
     def _by_head(self, batch: MicroBatch, hidden: Tensor, entropy: EntropyMode, keep_hidden: bool) -> Scores:
@@ -174,7 +174,9 @@ class Scorer:
         assert self.head is not None
         return self._read(self.head.logits(hidden), targets, entropy)
 
-    def _by_forward(self, batch: MicroBatch, entropy: EntropyMode, keep_hidden: bool, drawn: Tensor | None = None) -> Scores:
+    def _by_forward(
+        self, batch: MicroBatch, entropy: EntropyMode, keep_hidden: bool, drawn: tuple[Tensor, Tensor] | None = None
+    ) -> Scores:
         output: Any = self.model(input_ids=batch.input_ids, use_cache=False, output_hidden_states=keep_hidden)
         logits = output.logits.flatten(0, 1)[batch.where].float()
         logprobs, entropies = self._read(logits, batch.targets, entropy)

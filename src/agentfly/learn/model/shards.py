@@ -81,7 +81,7 @@ class ShardedScorer(Scorer):
         register_fsdp_forward_method(model, "agentfly_hidden")
 
     def _score(
-        self, batch: MicroBatch, entropy: EntropyMode, keep_hidden: bool, drawn: Tensor | None
+        self, batch: MicroBatch, entropy: EntropyMode, keep_hidden: bool, drawn: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor | None, ...]:
         # FSDP finds the tensors whose gradients it waits for in a tuple, not in a dataclass.
         scores = super().__call__(batch, entropy=entropy, keep_hidden=keep_hidden, drawn=drawn)
@@ -93,7 +93,7 @@ class ShardedScorer(Scorer):
         *,
         entropy: EntropyMode = "none",
         keep_hidden: bool = False,
-        drawn: Tensor | None = None,
+        drawn: tuple[Tensor, Tensor] | None = None,
     ) -> Scores:
         model: Any = self.model
         scores = Scores(*model.agentfly_score(batch, entropy, keep_hidden, drawn))

@@ -94,31 +94,31 @@ class RankLearner(PolicyLearner):
         finally:
             self._changing = None
 
-    def examine(self, samples: Sequence[Sample], drawn: int = 0) -> TokenFit:
-        return self._lead(samples, drawn, self._modules.scorer.temperature)
+    def examine(self, samples: Sequence[Sample], drawn: int = 0, numbers: Sequence[float] = ()) -> TokenFit:
+        return self._lead(samples, drawn, numbers, self._modules.scorer.temperature)
 
     def score(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
         """Returns the log-prob of every id from the second on."""
-        return self._lead([row_of([(ids[:1], ids[1:], [0.0] * (len(ids) - 1))])], 0, temperature).logprobs[0]
+        return self._lead([row_of([(ids[:1], ids[1:], [0.0] * (len(ids) - 1))])], 0, (), temperature).logprobs[0]
 
-    def _lead(self, samples: Sequence[Sample], drawn: int, temperature: float) -> TokenFit:
+    def _lead(self, samples: Sequence[Sample], drawn: int, numbers: Sequence[float], temperature: float) -> TokenFit:
         rows = [(sample.token_ids.tolist(), sample.mask.tolist()) for sample in samples]
         with self._ranks.leading("examine"):
-            self._ranks.broadcast(encode([rows, drawn, float(temperature), self._budget.tokens]))
-            return self._examine(samples, drawn, temperature)
+            self._ranks.broadcast(encode([rows, drawn, list(numbers), float(temperature), self._budget.tokens]))
+            return self._examine(samples, drawn, numbers, temperature)
         raise AssertionError("unreachable: `leading` raises")
 
     def _follow_examine(self) -> None:
-        rows, drawn, temperature, self._budget.tokens = decode(self._ranks.broadcast(None))
+        rows, drawn, numbers, temperature, self._budget.tokens = decode(self._ranks.broadcast(None))
         nothing: Any = [np.zeros(len(ids)) for ids, _ in rows]
         made = [Sample(ids, mask, none, none, none, none) for (ids, mask), none in zip(rows, nothing, strict=True)]
-        self._examine(made, drawn, temperature)
+        self._examine(made, drawn, numbers, temperature)
 
-    def _examine(self, samples: Sequence[Sample], drawn: int, temperature: float) -> TokenFit:
+    def _examine(self, samples: Sequence[Sample], drawn: int, numbers: Sequence[float], temperature: float) -> TokenFit:
         scorer = self._modules.scorer
         former, scorer.temperature = scorer.temperature, temperature
         try:
-            return super().examine(samples, drawn)
+            return super().examine(samples, drawn, numbers)
         finally:
             scorer.temperature = former
 

@@ -155,6 +155,20 @@ class LearnerModules:
         for theirs, weight in self._weights_of_both():
             if theirs is not weight:  # frozen weights are shared
                 theirs.lerp_(weight.to(theirs.dtype), mix)
+
+    @torch.no_grad()
+    def check_renewed(self, loss: LossSettings, updates: int) -> None:
+        """Note some weights of a reference that is renewed after so many updates. Raises InvariantError if it was not."""
+        if self.reference is None or not loss.reference_every or updates % loss.reference_every:
+            return
+        theirs, weights = (pick(part) for part in zip(*self._weights_of_both(), strict=True))
+        triples = zip(theirs, self._reference_mark, weights, strict=True)
+        mixed = ((now, old.lerp(weight.to(old.dtype), loss.reference_mix)) for now, old, weight in triples)
+        wrong = not all(torch.allclose(now, expected, 5e-7, 1e-9) for now, expected in mixed)
+        if float(self.group.sum(torch.tensor(float(wrong), device=self.device))):
+            raise InvariantError(
+                "the reference model was not renewed with the policy's weights as loss.reference_every and reference_mix say"
+            )
         self.mark_reference()
 
     def _saved(self) -> dict[str, nn.Module | None]:

@@ -17,7 +17,7 @@ from ..budget import TokenBudget
 from ..experience import Experience
 from ..hint import Prompts, hinted_rows
 from ..metrics import Totals
-from ..model.evidence import token_fit
+from ..model.evidence import UNKNOWN, token_fit
 from .division import rank_batches
 from .modules import LearnerModules
 from .objective import measure_gap
@@ -76,14 +76,17 @@ class Scoring:
         return self._budget.each(partial(self.batches, table), rows, score)
 
     @torch.no_grad()
-    def examine(self, samples: Sequence[Sample], drawn: int) -> TokenFit:
+    def examine(self, samples: Sequence[Sample], drawn: int, numbers: Sequence[float]) -> TokenFit:
         """Returns the log-probs of the sampled tokens, and how the tokens of the last `drawn` rows fit. Ranks divide no row."""
         rows = Rows(samples)
         first, logprobs = int(rows.starts[len(rows) - drawn]), np.zeros(rows.num_tokens)
+        known = torch.full((rows.num_tokens,), UNKNOWN, device=self._modules.device)
+        known[rows.num_tokens - len(numbers) :] = torch.tensor(numbers, device=self._modules.device)
         fits: list[Tensor] = []
 
         def score(batch: MicroBatch) -> Tensor:
-            scores = self._modules.scorer(batch, drawn=torch.nonzero(batch.tokens >= first)[:, 0] if drawn else None)
+            places = torch.nonzero(batch.tokens >= first)[:, 0]
+            scores = self._modules.scorer(batch, drawn=(places, known[batch.tokens[places]]) if drawn else None)
             fits.extend([] if scores.fit is None else [scores.fit])
             return scores.logprobs
 

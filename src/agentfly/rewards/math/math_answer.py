@@ -246,14 +246,16 @@ def _json_answer(text: str) -> str | None:
         key = next((key for key in _KEYS if key in fields), None)
         if key is None:
             return None
-        rivals += [item for name, item in fields.items() if is_rival(name, item) and name != key]
+        later = list(fields)[list(fields).index(key) + 1 :]  # "other" before the answer is a step on the way to it
+        rivals += [item for name, item in fields.items() if name != key and is_rival(name, item, late=name in later)]
         unit = fields.get("unit", fields.get("units", ""))
         value = fields[key]
         if isinstance(unit, str) and unit and isinstance(value, (str, int, float)):
             value = f"{value} {unit}"
     else:
         return None
-    items = [*(value if isinstance(value, list) else [value]), *rivals]
+    values = value if isinstance(value, list) else [value]
+    items = [*values, *(each for each in rivals if not any(same_answer(str(each), str(own)) for own in values))]
     if any(item is None or isinstance(item, (dict, list, bool)) for item in items):
         return None
     return ", ".join(map(str, items))

@@ -64,6 +64,7 @@ _BOX_GAP = re.compile(
 _RIVAL_KEY = re.compile(
     r"alternat|guess|backup|fallback|answer|maybe|possib|^or$|(?:second|other|next)_?(?:choice|option|value)"
 )
+_LATE_KEY = re.compile(r"(?:an)?other(?:_?one)?|also|else|second|otherwise|(?:not_?|un)sure|perhaps|2nd|2")
 
 
 def offers(gap: str) -> bool:
@@ -101,7 +102,9 @@ def only_numbers(text: str) -> list[str]:
     return re.findall(r"-?\d[\d,.]*", text) if _NUMBERS.fullmatch(text) else []
 
 
-def is_rival(name: str, value: object) -> bool:
-    """Whether a field beside the answer offers another one: a number, not the words of a working-out."""
+def is_rival(name: str, value: object, *, late: bool = False) -> bool:
+    """Whether a field beside the answer (`late`: after it) offers another one: a number, not the words of a working-out."""
     text = str(value)[:MAX_LENGTH]
-    return bool(_RIVAL_KEY.search(name) and re.search(r"\d", text) and is_answer(text))
+    return bool(
+        (_RIVAL_KEY.search(name) or (late and _LATE_KEY.fullmatch(name))) and re.search(r"\d", text) and is_answer(text)
+    )

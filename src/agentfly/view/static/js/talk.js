@@ -39,6 +39,7 @@ export function Message({ run, id, message, turn, live = false }) {
   return html`<article class=${`message ${message.role}`}>
     <header><span class="role">${ROLES[message.role] ?? clean(message.role)}${message.name ? html`<span class="faint"> · ${clean(message.name)}</span>` : ""}</span>
       ${turn && html`<span class="turn-info tnum"><span title=${turn.state ? `State: ${clean(turn.state)}` : undefined}>turn ${turn.turn + 1}</span>
+        ${turn.why && turn.why !== "first" ? html`<span title="A training row begins here.">new row: ${clean(turn.why)}</span>` : ""}
         ${turn.num_tokens ? html`<span>${num(turn.num_tokens)} tokens</span>` : ""}${turn.generate_s ? html`<span>${seconds(turn.generate_s)}</span>` : ""}
         ${turn.reward ? html`<span class=${turn.reward > 0 ? "good-text" : "bad-text"}>reward ${signed(turn.reward)}</span>` : ""}
         ${turn.stop === "length" && html`<${Chip} kind="warn" title="The reply reached the limit of tokens.">cut off<//>`}
