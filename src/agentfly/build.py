@@ -16,6 +16,7 @@ from .data import DataSettings, DataSource, has_splits, is_file_name, load_tasks
 from .engines import beside_learner, engine_options, short_name
 from .errors import ConfigError, DataError
 from .learn.algorithms import find_algorithm
+from .outside import with_servers
 from .protocols import Engine, Renderer, TrainableEngine
 from .rollout import Plan, make_plan
 from .rollout.activity import Activities
@@ -37,7 +38,8 @@ def build_agent(config: Config, engine: Engine | None = None, renderer: Renderer
     kind = plugins.resolve("agents", settings.kind)
     own = {item.name: getattr(settings, item.name) for item in fields(settings)}
     arguments: dict[str, Any] = {
-        **{name: value for name, value in own.items() if name not in ("kind", "model", "success_at", "options")},
+        **{name: value for name, value in own.items() if name not in ("kind", "model", "mcp", "success_at", "options")},
+        "tools": with_servers(settings.tools, settings.mcp),
         "sampling": config.sampling,
         "resources": {key: value for key, value in asdict(config.resources).items() if value is not None},
     }

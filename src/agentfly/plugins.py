@@ -2,8 +2,8 @@
 
 `resolve` looks a name up in the objects registered in this process, then in the table `builtin_names.toml`, then in the entry
 points of installed packages (group "agentfly.<kind>"). The table holds strings, so a module is imported only when a name in
-it is used. `"module:attribute"` and `"path/to/file.py:attribute"` are accepted wherever a name is; a module of the current
-folder comes first.
+it is used. In `gym:ID`, the table has a function for the family `gym`, which makes the member. `"module:attribute"` and
+`"path/to/file.py:attribute"` are accepted wherever a name is; a module of the current folder comes first.
 """
 
 from __future__ import annotations
@@ -73,6 +73,9 @@ def resolve(kind: str, name: str) -> Any:
     for point in entry_points(group=f"agentfly.{kind}"):
         if point.name == name:
             return _load(point.value, name)
+    family, _, member = name.partition(":")
+    if (made_by := BUILTIN.get(f"{kind}_families", {}).get(family)) is not None:
+        return _load(made_by, name)(member)
     if ":" in name:
         _see_current_folder(name.rpartition(":")[0])
         return _load(name, name)

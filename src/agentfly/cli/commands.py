@@ -15,6 +15,7 @@
     agentfly algorithms | agents | tools | rewards | tasks | demos [list]
     agentfly envs list | check | bench | play | open | serve      (see cli/envs.py)
     agentfly search-server [--corpus FILE]
+    agentfly mcp TOOL ... [--env NAME] [--tasks SET] [--port P]
     agentfly config
 
 Each command imports what it needs when it runs. A mistake of the user is one sentence on stderr and exit code 2, another
@@ -35,7 +36,7 @@ from typing import TYPE_CHECKING
 
 from .. import __version__, plugins
 from ..errors import AgentFlyError, ConfigError, RankError
-from . import dashboard, envs, scale, search_server, serve, sweep, train
+from . import dashboard, envs, mcp, scale, search_server, serve, sweep, train
 from . import runs as run_commands
 from .arguments import separate_config, takes_config
 
@@ -169,6 +170,7 @@ def make_parser() -> argparse.ArgumentParser:
     envs.add_check_tests(commands)
 
     search_server.add_command(commands)
+    mcp.add_command(commands)
 
     config = commands.add_parser("config", help="list every config key with its default")
     config.add_argument("--json", action="store_true", help="print the keys as JSON")

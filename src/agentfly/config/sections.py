@@ -25,7 +25,12 @@ class AgentSettings:
     model: str = setting(
         "pocket", '"pocket", "pocket-worlds", "smollm2", a model directory or hub name, "openai:NAME@URL" (evaluation only)'
     )
-    tools: list[str] = setting([], "tools by name, as module:name or as file.py:name")
+    tools: list[str] = setting(
+        [], "tools by name, as module:name or as file.py:name; mcp:NAME for those of a server of agent.mcp"
+    )
+    mcp: dict[str, Any] = setting(
+        {}, "MCP servers whose tools are in `tools` as mcp:NAME: command, args and env, or url and headers; shared, only, ..."
+    )
     reward: str | dict[str, Any] = setting("exact_match", "a reward by name, or a table of names with weights or options")
     env: str | None = setting(None, "environment of one chain, by name")
     system: str | None = setting(None, "system text; replaces the first line of the agent's prompt")

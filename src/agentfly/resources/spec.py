@@ -82,12 +82,16 @@ class Environment:
     A method `state_key()`, sync or async, names the state: a text that is equal for two chains of one task if they are in the
     same state, however they came there, and empty if it cannot tell. It changes nothing. It is called before each turn and
     recorded as `Turn.state`; algorithms that compare turns read it. Instances that chains share are not asked.
+
+    `revision` names the version of what stands behind the class, such as a digest of a server's tools. A run records it, and is
+    not resumed with another.
     """
 
     cost: ClassVar[Cost] = Cost()
     reusable: ClassVar[bool] = True
     max_chains: ClassVar[int] = 1
     placement: ClassVar[str] = "loop"
+    revision: ClassVar[str] = ""
 
     def reset(self, task: Task) -> Any:
         """Drop all state of the last chain and begin `task`. Returns the first observation, or None."""
@@ -220,6 +224,7 @@ def spec_of(thing: Any, **settings: Any) -> Spec:
     if isinstance(thing, str):
         # "module:Class" and "file.py:Class" are called "Class", in metrics and in the keys of the config.
         name, thing = thing.rpartition(":")[2], plugins.resolve("envs", thing)
+        name = getattr(thing, "pool_name", name)
         if isinstance(thing, Spec):
             return spec_of(thing, **{"name": name, **given})
     if not callable(thing):

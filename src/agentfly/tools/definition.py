@@ -2,6 +2,7 @@
 
     @tool                                   the docstring is the description, the annotations are the schema
     @tool(name="search", timeout_s=5)       options; a tool without any description raises ConfigError
+    Tool(fn, parameters=SCHEMA, ...)        the arguments by a JSON schema, which the model sees as it is
 
 The tool of a class is its `__call__`, on one shared instance or, with `stateful`, on one instance per chain, which the Context
 of the chain closes. A tool in a class body binds as a method: `shop.search` is a Tool. A tool returns its observation, a
@@ -48,6 +49,7 @@ class Tool:
         *,
         name: str | None = None,
         description: str | None = None,
+        parameters: Mapping[str, Any] | None = None,
         max_length: int = MAX_LENGTH,
         timeout_s: float = TIMEOUT_S,
         stateful: bool = False,
@@ -79,7 +81,7 @@ class Tool:
             self._init = _init_signature(self.cls, self.stateful, inject) if self.cls is not None else None
             elsewhere = self._init.hidden if self._init else frozenset()
             names = [name for name in inject if name not in elsewhere or name in inspect.signature(fn).parameters]
-            self.signature = Signature(fn, names, skip_first=self.is_method or self.cls is not None)
+            self.signature = Signature(fn, names, self.is_method or self.cls is not None, parameters)
         except ConfigError as error:
             raise ConfigError(f"tool {self.name!r}: {error}") from None
         except RecursionError:
@@ -333,6 +335,7 @@ class ToolOptions(TypedDict, total=False):
 
     name: str | None
     description: str | None
+    parameters: Mapping[str, Any] | None
     max_length: int
     timeout_s: float
     stateful: bool
@@ -358,6 +361,8 @@ def tool(target: Any = None, /, *, register: bool = True, **options: Any) -> Too
 def as_tool(thing: object) -> Tool:
     """The tool of a Tool, a function, a class, an object with `__call__`, or a name."""
     if isinstance(thing, str):
+        if thing.startswith("mcp:"):
+            raise ConfigError(f"{thing!r} is for a config; in Python: tools=[*mcp_tools({thing[4:]!r}, command=...)]")
         thing = plugins.resolve("tools", thing)
     return thing if isinstance(thing, Tool) else Tool(thing)
 

@@ -15,7 +15,8 @@ from typing import Any, Literal, Union
 
 from ..errors import ConfigError
 from . import records
-from .scalars import ANY, KIND, SCALARS, Form, Memo, Mismatch, Schema, again, convert_part, kind_of, phrase, read_json
+from .compound import array_of, options_of, union_of
+from .scalars import SCALARS, Form, Memo, Mismatch, Schema, convert_part, read_json
 
 _LISTS = {list, tuple, set, frozenset, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection, abc.Set, abc.MutableSet}
 _DICTS = {dict, abc.Mapping, abc.MutableMapping}
@@ -50,7 +51,7 @@ class Compiler:
         if origin is typing.Annotated:
             return self._annotated(annotation, args)
         if origin is Literal:
-            return self._options(list(args), {}, annotation)
+            return options_of(list(args), {}, annotation)
         if origin in (Union, types.UnionType):
             return self._union(args)
         if not isinstance(annotation, abc.Hashable):
@@ -93,99 +94,16 @@ class Compiler:
         by_value = all(type(member.value) in (str, int, float, bool) for member in members)
         named: dict[str, Any] = {member.name: member for member in members}
         if by_value:
-            return self._options([member.value for member in members], {"members": members, "named": named}, cls)
-        return self._options(list(named), {"members": members}, cls)
-
-    def _options(self, options: list[Any], extra: dict[str, Any], annotation: Any) -> Form:
-        """One of several scalars. `extra` maps them to enum members, which the model may also give by name."""
-        members: list[Any] = extra.get("members", options)
-        named: dict[str, Any] = extra.get("named", {})
-        if not options or any(type(option) not in KIND or type(option) in (list, dict) for option in options):
-            if options and all(isinstance(option, enum.Enum) for option in options):
-                return self._options([member.value for member in options], {"members": options}, annotation)
-            raise ConfigError(f"{annotation} must list strings, numbers, booleans or None")
-        kinds = frozenset(kind_of(option) for option in options)
-        schema: Schema = {"enum": options}
-        if len(kinds) == 1:
-            schema = {"type": next(iter(kinds)), "enum": options}
-        exact = {(type(option), option): member for option, member in zip(options, members, strict=True)}
-        loose = {str(option).lower(): member for option, member in zip(options, members, strict=True)}
-        expected = phrase(schema)
-
-        def convert(value: Any, memo: Memo) -> Any:
-            kind = type(value)
-            if kind in KIND and kind is not list and kind is not dict:
-                if (kind, value) in exact:
-                    return exact[kind, value]
-                if kind is float and value.is_integer() and (int, int(value)) in exact:
-                    return exact[int, int(value)]
-                if kind is str:
-                    if value in named:
-                        return named[value]
-                    if len(value) < 200 and value.strip().lower() in loose:
-                        return loose[value.strip().lower()]
-            raise Mismatch(expected, value)
-
-        return Form(schema, convert, kinds)
+            return options_of([member.value for member in members], {"members": members, "named": named}, cls)
+        return options_of(list(named), {"members": members}, cls)
 
     def _union(self, args: tuple[Any, ...]) -> Form:
-        members = [self.compile(arg) for arg in args]
-        if ANY in members:
-            return ANY
-        schema: Schema
-        if all(set(member.schema) == {"type"} and isinstance(member.schema["type"], str) for member in members):
-            kinds = list(dict.fromkeys(member.schema["type"] for member in members))
-            if "number" in kinds and "integer" in kinds:
-                kinds.remove("integer")
-            schema = {"type": kinds if len(kinds) > 1 else kinds[0]}
-        else:
-            schema = {"anyOf": [member.schema for member in members]}
-        key = id(members)
-        expected = phrase(schema)
-
-        def convert(value: object, memo: Memo) -> Any:
-            seen = memo.get((id(value), key))
-            if seen is None:
-                seen = memo[id(value), key] = (attempt(value, memo),)
-            if isinstance(seen[0], Mismatch):
-                raise again(seen[0])
-            return seen[0]
-
-        def attempt(value: object, memo: Memo) -> Any:
-            kind = kind_of(value)
-            fitting = [member for member in members if member.kinds is None or kind in member.kinds]
-            failures = []
-            for member in [*fitting, *(member for member in members if member not in fitting)]:
-                try:
-                    return member.convert(value, memo)
-                except Mismatch as mismatch:
-                    failures.append(mismatch)
-            return failures[0] if len(fitting) == 1 else Mismatch(expected, value)
-
-        sets = [member.kinds for member in members if member.kinds is not None]
-        return Form(schema, convert, frozenset[str]().union(*sets) if len(sets) == len(members) else None)
+        return union_of([self.compile(arg) for arg in args])
 
     def _array(self, origin: Any, args: tuple[Any, ...]) -> Form:
-        build = {tuple: tuple, frozenset: frozenset, set: set, abc.Set: set, abc.MutableSet: set}.get(origin)
         if origin is tuple and args and args[-1] is not Ellipsis:
             return self._tuple(() if args == ((),) else args)
-        item = self.compile(args[0] if args else Any)
-        schema: Schema = {"type": "array", "items": item.schema} if item.schema else {"type": "array"}
-        if origin in _SETS:
-            schema["uniqueItems"] = True
-        convert_item = item.convert
-
-        def convert(value: object, memo: Memo) -> Any:
-            given = read_json(value, "[", list, memo)
-            if type(given) is not list and type(given) is not tuple:
-                raise Mismatch("a list", value)
-            made = [convert_part(index, convert_item, part, memo) for index, part in enumerate(given)]
-            try:
-                return made if build is None else build(made)
-            except TypeError:
-                raise Mismatch("a list of values that can be compared", value) from None
-
-        return Form(schema, convert, frozenset({"array"}))
+        return array_of(self.compile(args[0] if args else Any), origin)
 
     def _tuple(self, args: tuple[Any, ...]) -> Form:
         forms = [self.compile(arg) for arg in args]

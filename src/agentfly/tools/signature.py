@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from ..errors import ConfigError, WorldError
 from .docstring import parse_docstring
 from .forms import Compiler
+from .json_schema import JsonParameters
 from .records import unknown
 from .scalars import ANY, Convert, Form, Memo, Mismatch, Schema, argument_text, phrase, show
 from .text import quote
@@ -38,13 +39,19 @@ class BadArguments(Exception):
 
 
 class Signature:
-    """The parameters of a callable. `needs` are the required data fields; `parameters` is the schema for the model."""
+    """The parameters of a callable. `needs` are the required data fields; `parameters` is the schema for the model.
 
-    def __init__(self, fn: Callable[..., Any], inject: Collection[str] = (), skip_first: bool = False) -> None:
+    With a given schema the model fills what the schema names, and the annotations of those parameters are not read.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], inject: Collection[str] = (), skip_first: bool = False, schema: object = None
+    ) -> None:
         try:
             given = list(inspect.signature(fn).parameters.values())[1 if skip_first else 0 :]
         except (ValueError, TypeError) as error:
             raise ConfigError(f"its parameters cannot be read: {error}") from None
+        by_schema = None if schema is None else JsonParameters(schema)
         compiler = Compiler()
         _, described = parse_docstring(getattr(fn, "__doc__", None))
         if absent := [name for name in inject if name not in {parameter.name for parameter in given}]:
@@ -60,6 +67,8 @@ class Signature:
             name, annotation = parameter.name, parameter.annotation
             if parameter.kind is parameter.VAR_POSITIONAL or parameter.kind is parameter.POSITIONAL_ONLY:
                 raise ConfigError(f"parameter {name!r} is positional; the model passes arguments by name")
+            if by_schema is not None and name in by_schema.forms:
+                continue
             if _from_task(compiler, fn, annotation) or (name in inject and name not in RESERVED):
                 self.injected.append((name, parameter.default is not _MISSING))
                 continue
@@ -76,6 +85,10 @@ class Signature:
             hint = _resolve(compiler, fn, name, annotation)
             if is_environment(hint):
                 self.envs[name] = hint
+                continue
+            if by_schema is not None:
+                if parameter.default is _MISSING and parameter.kind is not parameter.VAR_KEYWORD:
+                    raise ConfigError(f"parameter {name!r} of the function is not in the given schema")
                 continue
             try:
                 form = ANY if hint is _MISSING else compiler.compile(hint)
@@ -95,6 +108,11 @@ class Signature:
             self.parameters["additionalProperties"] = True
         if compiler.defs:
             self.parameters["$defs"] = compiler.defs
+        if by_schema is not None:
+            _check_call(by_schema, given)
+            self.converters = {name: form.convert for name, form in by_schema.forms.items()}
+            self.required, self.parameters = by_schema.required, by_schema.schema
+            self.extra = None if by_schema.rest is None else by_schema.rest.convert
         self.hidden = frozenset(self.reserved) | {name for name, _ in self.injected} | self.envs.keys()
 
     def bind(self, arguments: Mapping[str, Any], context: Context) -> dict[str, Any]:
@@ -130,7 +148,7 @@ class Signature:
         if not isinstance(arguments, Mapping):
             raise BadArguments(f"the arguments must be a JSON object, got {show(arguments)}")
         made: dict[str, Any] = {}
-        problems = [f"missing argument {quote(name)}" for name in self.parameters["required"] if name not in arguments]
+        problems = [f"missing argument {quote(name)}" for name in self.parameters.get("required", ()) if name not in arguments]
         memo: Memo = {}
         for name, value in arguments.items():
             convert = self.converters.get(name) or (self.extra if name not in self.hidden else None)
@@ -152,8 +170,21 @@ class Signature:
 
     def __str__(self) -> str:
         """`(a: number, b: number = 3, c?: string)`."""
-        properties = self.parameters["properties"].items()
-        return f"({', '.join(argument_text(name, schema, name in self.required) for name, schema in properties)})"
+        properties = {name: {} if part is True else part for name, part in self.parameters.get("properties", {}).items()}
+        return f"({', '.join(argument_text(name, schema, name in self.required) for name, schema in properties.items())})"
+
+
+def _check_call(schema: JsonParameters, given: Collection[inspect.Parameter]) -> None:
+    """Raises ConfigError if a call that fits the schema would not fit the function."""
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in given)
+    names = {parameter.name: parameter for parameter in given if parameter.kind is not parameter.VAR_KEYWORD}
+    for name in schema.forms:
+        if name not in names and not takes_any:
+            raise ConfigError(f"the schema has the argument {name!r}, which the function does not take")
+        if name in names and names[name].default is _MISSING and name not in schema.required:
+            raise ConfigError(f"parameter {name!r} of the function has no default, but the schema does not require it")
+    if schema.rest is not None and not takes_any:
+        raise ConfigError("the schema allows any other argument, so the function must take **arguments")
 
 
 def is_environment(hint: object) -> bool:

@@ -165,6 +165,17 @@ def _restore_records(parts: RunParts, step: int) -> dict[int, dict[str, float]]:
     return recorded
 
 
+def revisions(parts: RunParts) -> dict[str, str]:
+    """What `Environment.revision` says of the environments in use. Raises ConfigError if a resumed run began with another."""
+    kinds: set[Any] = {kind for tool in parts.agent.tools.values() for kind in tool.envs}
+    kinds.add(None if parts.agent.env is None else parts.agent.env.cls)
+    now = {kind.__name__: str(kind.revision) for kind in kinds if getattr(kind, "revision", "")}
+    for name, before in parts.writer.store.meta().get("revisions", {}).items():
+        if now.get(name, before) != before:
+            raise ConfigError(f"{name} is at {now[name]}, but the run began with {before}: go back to that, or start a new run")
+    return now
+
+
 def describe_run(parts: RunParts, step: int) -> dict[str, Any]:
     """Who runs what, with the settings of the steps after this one, from which `agentfly replay` computes them again."""
     config, train, algorithm = parts.config, parts.config.train, find_algorithm(parts.config.algorithm)
@@ -180,5 +191,6 @@ def describe_run(parts: RunParts, step: int) -> dict[str, Any]:
     return {
         "kind": "train", "model": config.agent.model, "world": config.agent.env or config.data.name,
         "algorithm": algorithm.name, "seed": config.seed, "total_steps": config.train.steps, **parts.spending.meta,
+        "revisions": revisions(parts),
         "rules": [*(earlier for earlier in parts.writer.store.meta().get("rules", ()) if earlier["from"] <= step), rules],
     }  # fmt: skip

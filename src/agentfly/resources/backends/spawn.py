@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,17 +75,26 @@ class Spawner:
         self._lock_fd = -1
         self._life: tuple[int, int] = (-1, -1)
 
-    async def spawn(self, number: int, pass_env: Sequence[str], command: Sequence[str] | None = None) -> WorkerProcess:
+    async def spawn(
+        self,
+        number: int,
+        pass_env: Sequence[str],
+        command: Sequence[str] | None = None,
+        variables: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> WorkerProcess:
         """Start a worker: `worker_main.py`, or `command`, which gets the socket as its standard input and output.
 
-        If the call is cancelled, the process that it has started is terminated. Raises WorldError if the start fails.
+        A command with `variables` is a program that knows nothing of AgentFly: it is tied to the trainer as a worker is, and
+        gets these variables beside the harmless ones. If the call is cancelled, the process that it has started is terminated.
+        Raises WorldError if the start fails.
         """
         if os.name != "posix":
             raise ConfigError("placement 'process' needs Linux or macOS; use placement 'thread'")
         thread = self._enter()
         started: list[WorkerProcess] = []
         try:
-            await thread.run(lambda: started.append(self._start(number, pass_env, command)))
+            await thread.run(lambda: started.append(self._start(number, pass_env, command, variables, cwd)))
         except BaseException as error:
             # The thread works in order: when it gets to this, the start has ended, also if the caller was cancelled.
             thread.submit(lambda: self._terminate_all(started), lambda *_: None)
@@ -129,7 +138,14 @@ class Spawner:
         self._life = os.pipe()
         self._thread = WorkerThread("spawner")
 
-    def _start(self, number: int, pass_env: Sequence[str], command: Sequence[str] | None) -> WorkerProcess:
+    def _start(
+        self,
+        number: int,
+        pass_env: Sequence[str],
+        command: Sequence[str] | None,
+        variables: Mapping[str, str] | None,
+        cwd: str | None,
+    ) -> WorkerProcess:
         assert self._home is not None
         directory = Path(tempfile.mkdtemp(prefix=f"{number}-", dir=self._home))
         ours, theirs = socket.socketpair()
@@ -139,14 +155,22 @@ class Spawner:
                     *(sys.executable, "-I", "-X", "utf8", str(SCRIPT)),
                     *(str(theirs.fileno()), str(self._life[0]), str(os.getpid())),
                 ]
+                if variables is not None:
+                    words += command or ()
+                    environment = {**_passed(pass_env), "TMPDIR": str(directory), **variables}
+                else:
+                    words = words if command is None else list(command)
+                    environment = _environment(directory, number, theirs.fileno(), pass_env)
+                channels = (theirs.fileno(),) if command is None else ()
                 popen = subprocess.Popen(
-                    words if command is None else list(command),
-                    env=_environment(directory, number, theirs.fileno(), pass_env),
+                    words,
+                    env=environment,
+                    cwd=cwd,
                     stdin=subprocess.DEVNULL if command is None else theirs.fileno(),
                     stdout=log if command is None else theirs.fileno(),
                     stderr=log,
                     start_new_session=True,
-                    pass_fds=(theirs.fileno(), self._life[0]) if command is None else (),
+                    pass_fds=() if command is not None and variables is None else (*channels, self._life[0]),
                 )
         except BaseException:
             ours.close()
@@ -176,10 +200,13 @@ class Spawner:
 
 def _environment(directory: Path, number: int, channel: int, pass_env: Sequence[str]) -> dict[str, str]:
     """A worker's variables. One thread per numeric library keeps many workers cheap."""
-    passed = {name: os.environ[name] for name in (*HARMLESS, *pass_env) if name in os.environ}
     threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
     ours = {"TMPDIR": str(directory), "AGENTFLY_WORKER": str(number), "AGENTFLY_CHANNEL": str(channel)}
-    return {**threads, **passed, **ours}
+    return {**threads, **_passed(pass_env), **ours}
+
+
+def _passed(pass_env: Sequence[str]) -> dict[str, str]:
+    return {name: os.environ[name] for name in (*HARMLESS, *pass_env) if name in os.environ}
 
 
 def make_locked_folder(prefix: str) -> tuple[Path, int]:

@@ -1,4 +1,4 @@
-"""The program of a worker process, run by path: `python -I worker_main.py CHANNEL LIFE PARENT`.
+"""The program of a worker process, run by path: `python -I worker_main.py CHANNEL LIFE PARENT [COMMAND]`.
 
     tie to the trainer --> read the hello from CHANNEL --> take over the trainer's import path --> instance_server.serve
 
@@ -32,12 +32,14 @@ PR_SET_PDEATHSIG = 1
 F_SETSIG = 10
 
 
-def tie_to(parent: int, life: int) -> None:
+def tie_to(parent: int, life: int, lasting: bool = False) -> None:
+    """`lasting`: the tie by the pipe holds on for the program that takes the place of this one."""
     if sys.platform == "linux":
         signal.signal(signal.SIGTERM, _kill_group)
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
         # Open the pipe anew: all workers share it, and the signal belongs to the open file description.
         life = os.open(f"/proc/self/fd/{life}", os.O_RDONLY | os.O_NONBLOCK)
+        os.set_inheritable(life, lasting)
         fcntl.fcntl(life, fcntl.F_SETOWN, -os.getpgrp())
         fcntl.fcntl(life, F_SETSIG, int(signal.SIGKILL))
         fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
@@ -80,7 +82,24 @@ def read_hello(channel: socket.socket) -> dict[str, Any]:
     return hello
 
 
+def become(command: list[str]) -> Never:
+    """Run a program in the place of this one, tied to the trainer alike. If it cannot be started, the exit code is 127."""
+    try:
+        if sys.platform == "linux":
+            os.execvp(command[0], command)
+        else:
+            import subprocess  # the thread of `tie_to` has to stay
+
+            os._exit(subprocess.call(command))
+    except OSError as error:
+        print(f"{command[0]} cannot be started: {error}", file=sys.stderr, flush=True)
+        os._exit(127)
+
+
 def main() -> None:
+    if command := sys.argv[4:]:
+        tie_to(int(sys.argv[3]), int(sys.argv[2]), lasting=True)
+        become(command)
     channel = socket.socket(fileno=int(sys.argv[1]))
     tie_to(int(sys.argv[3]), int(sys.argv[2]))
     hello = read_hello(channel)

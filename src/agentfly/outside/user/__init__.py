@@ -1,0 +1,1 @@
+"""The user that an agent talks to, played by a model: `env = "user"`."""
