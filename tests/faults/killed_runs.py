@@ -7,6 +7,7 @@ random moment later. An attempt after the first resumes if there is a step to re
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -21,7 +22,7 @@ import pytest
 
 from tests.tiny import ROWS, sample_in_float64, save_tiny_model
 
-STEPS = 32
+STEPS = 48
 NEVER = ("", signal.SIGKILL, 0, 0.0)
 Kill = tuple[str, signal.Signals, int, float]
 
@@ -82,12 +83,23 @@ def arm(kill: Kill) -> None:
         left[0] -= 1
         if left[0] == 0:
             if delay_s:
+                hold_next_step()
                 threading.Timer(delay_s, os.kill, (os.getpid(), number)).start()
             else:
                 os.kill(os.getpid(), number)
         return original(*args, **options)
 
     setattr(owner, attribute, entered)
+
+
+def hold_next_step() -> None:
+    """The chains of the next step wait for the signal: how many steps a run makes before it depends on the machine."""
+    from agentfly.training.loop import Trainer
+
+    async def wait(self: Trainer, step: int) -> Any:
+        await asyncio.Event().wait()
+
+    Trainer._collect = wait  # type: ignore[method-assign]
 
 
 def attempt(config: Path, run: Path, kill: Kill, log: Path) -> int:
@@ -104,8 +116,13 @@ def attempt(config: Path, run: Path, kill: Kill, log: Path) -> int:
         output = os.open(log, os.O_WRONLY | os.O_CREAT)
         os.dup2(output, 1)
         os.dup2(output, 2)
+        import torch
+
         from agentfly.cli import main
 
+        # A fork renews torch's thread pool at its first use. The threads that load a model in float64 would do it at once, and
+        # fail with "Invalid thread pool!".
+        torch.set_num_threads(1)
         arm(kill)
         status = main(command)
     finally:

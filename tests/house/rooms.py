@@ -139,7 +139,7 @@ LONG_FILES: dict[str, int] = {
     "render/template_marks.py": 537,
     "runs/query.py": 603,
     "runs/store.py": 498,
-    "verl/table.py": 589,
+    "verl/table.py": 590,
     "types.py": 603,
 }
 LONG_FUNCTIONS: dict[str, int] = {

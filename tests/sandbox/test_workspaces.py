@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -175,6 +177,7 @@ for request in (0x5412, 0x541C):
 
 
 NETWORK = """
+import shutil
 import socket
 def tried(*what):
     try: return socket.socket(*what)
@@ -196,6 +199,7 @@ def test_loopback_reaches_neither_the_machine_nor_another_workspace(loopback: Be
         abstract.bind(name)
         abstract.listen()
         code = f"""
+import shutil
 import socket
 def reach(family, address):
     try:
@@ -308,7 +312,7 @@ def test_where_no_overlay_works_the_tree_is_copied_and_the_report_says_why() -> 
     ]
 
 
-def test_an_ordinary_user_has_an_overlay_too(tmp_path: Path) -> None:
+def test_an_ordinary_user_has_an_overlay_too(request: pytest.FixtureRequest) -> None:
     """The same as a user without rights, in a process of that user."""
     if os.geteuid():
         pytest.skip("this test runs as an ordinary user already")
@@ -330,8 +334,15 @@ async def main():
     await session.close(); await server.close()
 asyncio.run(main())
 """
+    # A folder that this user can read: the project may lie below one that only root can.
+    source = Path(tempfile.mkdtemp(prefix="agentfly-source-"))
+    request.addfinalizer(lambda: shutil.rmtree(source))
+    source.chmod(0o755)
+    shutil.copytree(
+        Path(agentfly.__file__).parent, source / "agentfly", ignore=shutil.ignore_patterns("__pycache__", "*.safetensors")
+    )
     environment = {
-        "PYTHONPATH": str(Path(agentfly.__file__).parents[1]),
+        "PYTHONPATH": str(source),
         "PATH": "/usr/bin:/bin",
         "PYTHONDONTWRITEBYTECODE": "1",
     }

@@ -66,7 +66,7 @@ def test_a_run_on_several_ranks_is_refused_once() -> None:
     words = ["-m", "agentfly", "train", "quickstart", "learner.ranks=2", "agent.tools=['ad']"]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
-    assert done.stderr.splitlines() == ["error: no tool is called 'ad'; did you mean 'add'?"]
+    assert done.stderr.splitlines() == ["error: no tool is called 'ad'; did you mean 'add' or 'read'?"]
 
 
 def test_settings_that_do_not_fit_the_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -437,6 +437,7 @@ TABLE: dict[str, KeyRule] = {
     "agent.success_at": LOOP,
     "agent.engine": made("rollout.max_num_seqs, rollout.dtype, rollout.enforce_eager, ...; the template by the loop", engine),
     "agent.options": LOOP,
+    "agent.mcp": LOOP,
     # ---- data
     "data.train": made("data.train_files, data.val_files", data_files),
     "data.validation": BEFORE,
