@@ -28,7 +28,7 @@ PRINTS = {
     "with_gymnasium.py": "(3, ",
     "with_textarena.py": "[",
     "with_reasoning_gym.py": "[",
-    "with_user.py": "",
+    "with_user.py": "[",
     "with_openenv.py": "step(n: integer) [",
 }
 
@@ -50,3 +50,4 @@ def test_a_program_of_the_page_runs(name: str, tmp_path: Path, url: str) -> None
     run = subprocess.run([sys.executable, name, url], cwd=tmp_path, capture_output=True, text=True, timeout=300, env=env)
     assert run.returncode == 0, run.stderr
     assert PRINTS[name] in run.stdout
+    assert "world_failure" not in run.stdout
